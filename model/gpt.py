@@ -1,0 +1,204 @@
+"""A small GPT: characters in, the next character's logits out.
+
+Read it from top to bottom: the settings, the attention head of the lesson, the MLP, the block
+that joins them, and the model that stacks the blocks. Shapes: B poems in a batch, T characters,
+C = n_embd channels, H = n_head heads, D = C / H channels a head, V characters in the vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from model.loss import linear_cross_entropy
+
+IGNORE = -1  # a target that is not predicted: padding behind the end of a shorter text
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    """Sizes of the model. Raises ValueError where they contradict each other."""
+
+    vocab_size: int
+    block_size: int = 65  # the longest regular poem has 64 characters; one more for its start
+    n_layer: int = 3
+    n_head: int = 4
+    n_embd: int = 128
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "block_size", "n_layer", "n_head", "n_embd"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.n_embd % self.n_head:
+            raise ValueError(f"n_embd {self.n_embd} is not divisible by n_head {self.n_head}")
+        if self.n_embd // self.n_head % 2:
+            raise ValueError(
+                f"n_embd / n_head must be even for rotary positions, "
+                f"not {self.n_embd} / {self.n_head} = {self.n_embd // self.n_head}"
+            )
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), not {self.dropout}")
+
+
+def norm(x: Tensor) -> Tensor:
+    """Scale each vector to a root mean square of 1 (RMSNorm without gain, arXiv:1910.07467)."""
+    return F.rms_norm(x, (x.size(-1),))
+
+
+class Rotary(nn.Module):
+    """Rotary positions (RoFormer, arXiv:2104.09864): turn each pair of channels by an angle that
+    grows with the position, so that q·k depends on how far apart two characters stand and not on
+    where they stand."""
+
+    def __init__(self, head_size: int, block_size: int, base: float = 10_000.0) -> None:
+        super().__init__()
+        frequency = base ** -torch.linspace(0, 1, head_size // 2 + 1)[:-1]
+        angle = torch.outer(torch.arange(block_size).float(), frequency)  # (block_size, D / 2)
+        # Computed anew from the sizes, so neither belongs in a checkpoint.
+        self.register_buffer("cos", torch.cat([angle.cos(), angle.cos()], -1), persistent=False)
+        self.register_buffer("sin", torch.cat([-angle.sin(), angle.sin()], -1), persistent=False)
+
+    def forward(self, x: Tensor, start: int = 0) -> Tensor:
+        """Turn x (..., T, D), whose first character stands at position `start`."""
+        cos = self.cos[start : start + x.size(-2)]
+        sin = self.sin[start : start + x.size(-2)]
+        return x * cos + x.roll(x.size(-1) // 2, -1) * sin  # roll swaps the two halves
+
+
+class CausalSelfAttention(nn.Module):
+    """H heads that look back. `forward` trains by torch's fused kernel; `explicit` does the same in
+    the lesson's five lines and also hands out the weights. The two are equal to rounding."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.n_head = config.n_head
+        self.head_size = config.n_embd // config.n_head
+        self.dropout = config.dropout
+        self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, bias=False)  # W_q, W_k, W_v
+        self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=False)
+        self.rotary = Rotary(self.head_size, config.block_size)
+
+    def qkv(self, x: Tensor, start: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+        """What each character asks for, offers and hands over.
+
+        x (B, T, C), its first character at position `start` -> q, k, v, each (B, H, T, D). q and k
+        are normalised (arXiv:2010.04245), so no dot product can grow without bound, and turned by
+        their positions.
+        """
+        B, T, _ = x.shape
+        qkv = self.c_attn(x).view(B, T, 3, self.n_head, self.head_size)
+        qk, v = qkv.permute(2, 0, 3, 1, 4).split([2, 1])
+        q, k = self.rotary(norm(qk.float()), start)
+        # On a CPU the fused kernel's backward is six times slower in bfloat16 than in float32.
+        dtype = torch.float32 if x.device.type == "cpu" else v.dtype
+        return q.to(dtype), k.to(dtype), v[0].to(dtype)
+
+    def weights(self, q: Tensor, k: Tensor) -> Tensor:
+        """How much each character (row) looks at each earlier one (column).
+
+        q, k (B, H, T, D) -> (B, H, T, T); every row sums to 1, the upper triangle is exactly 0.
+        """
+        T = q.size(-2)
+        scores = q @ k.transpose(-2, -1) / math.sqrt(self.head_size)
+        future = torch.ones(T, T, dtype=torch.bool, device=q.device).triu(1)
+        return scores.masked_fill(future, -math.inf).softmax(-1)
+
+    def merge(self, y: Tensor) -> Tensor:
+        """Join the heads: y (B, H, T, D) -> (B, T, C)."""
+        return self.c_proj(y.transpose(1, 2).flatten(2))
+
+    def explicit(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x (B, T, C) -> the same output as `forward` without dropout, and weights (B, H, T, T)."""
+        q, k, v = self.qkv(x)
+        weights = self.weights(q, k)
+        return self.merge(weights @ v), weights
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, T, C) -> (B, T, C)."""
+        q, k, v = self.qkv(x)
+        dropout = self.dropout if self.training else 0.0
+        with torch.autocast(x.device.type, enabled=False):  # keep the dtype that qkv chose
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout)
+        return self.merge(y)
+
+
+class MLP(nn.Module):
+    """Two layers with squared ReLU between (Primer, arXiv:2109.08668): each character thinks for
+    itself about what it gathered."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.c_fc = nn.Linear(config.n_embd, 4 * config.n_embd, bias=False)
+        self.c_proj = nn.Linear(4 * config.n_embd, config.n_embd, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, T, C) -> (B, T, C)."""
+        return self.c_proj(F.relu(self.c_fc(x)).square())
+
+
+class Block(nn.Module):
+    """Look back, then think; each adds to what is already known (pre-norm residual block)."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.attn = CausalSelfAttention(config)
+        self.mlp = MLP(config)
+        self.drop = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, T, C) -> (B, T, C)."""
+        x = x + self.drop(self.attn(norm(x)))
+        return x + self.drop(self.mlp(norm(x)))
+
+
+class GPT(nn.Module):
+    """Embedding, blocks, output layer. Before training every character is equally likely, since the
+    output layer starts at zero: the loss is then exactly ln V."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.wte = nn.Embedding(config.vocab_size, config.n_embd)
+        self.drop = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+        self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Uniform weights of variance 1/(3 fan_in), as nn.Linear's own; each matrix that writes to
+        the residual stream starts at zero, so that a new block changes nothing (arXiv:1901.09321)."""
+        nn.init.normal_(self.wte.weight)
+        for name, p in self.named_parameters():
+            if name.endswith(("c_proj.weight", "lm_head.weight")):
+                nn.init.zeros_(p)
+            elif p.ndim == 2 and name != "wte.weight":
+                nn.init.uniform_(p, -(p.size(1) ** -0.5), p.size(1) ** -0.5)
+
+    def hidden(self, idx: Tensor) -> Tensor:
+        """idx (B, T) character ids, T <= block_size -> (B, T, C), what the output layer reads."""
+        if idx.size(1) > self.config.block_size:
+            raise ValueError(f"{idx.size(1)} characters, block_size is {self.config.block_size}")
+        x = self.drop(norm(self.wte(idx)))
+        for block in self.blocks:
+            x = block(x)
+        return norm(x)
+
+    def forward(self, idx: Tensor, targets: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """idx (B, T) -> logits (B, T, V), and where targets (B, T) are given the mean loss in nats
+        a character over the targets that are not IGNORE."""
+        logits = self.lm_head(self.hidden(idx)).float()
+        if targets is None:
+            return logits, None
+        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE)
+        return logits, loss
+
+    def loss(self, idx: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
+        """The loss of `forward` (or its sum over characters) without the logits of the whole batch
+        in memory: what training uses."""
+        x = self.hidden(idx).flatten(0, 1)
+        return linear_cross_entropy(x, self.lm_head.weight, targets.flatten(), IGNORE, reduction)
