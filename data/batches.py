@@ -1,0 +1,82 @@
+"""Batches of whole documents, and the order in which training meets them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data.vocabulary import BOUNDARY, DataError, Vocabulary
+
+IGNORE = -1  # the target of a padded place: not predicted, not counted
+SLACK = 1.1  # documents share a batch up to this ratio of lengths: poems of one form, no padding
+
+
+class Batches:
+    """The batches of a set of documents.
+
+    A document is read as "\\n" + text and predicts text + "\\n"; one longer than `block_size` is cut
+    into windows. A batch holds documents of nearly one length, about `batch_size` characters in
+    all: regular poems need no padding, so no mask either, and every attention row is of one poem.
+    Where lengths differ a little the shorter ones are padded behind their end, where no character
+    of theirs looks.
+
+    Which batch a step gets depends on the seed and the step alone, so a training can go on anywhere.
+    """
+
+    def __init__(
+        self, documents: Iterable[str], vocabulary: Vocabulary, block_size: int, batch_size: int
+    ) -> None:
+        rows: list[np.ndarray] = []
+        dtype = np.uint16 if len(vocabulary) <= 1 << 16 else np.uint32
+        for document in documents:
+            ids = np.array(vocabulary.encode(BOUNDARY + document + BOUNDARY), dtype)
+            # Windows share one character: the last target of one is the first input of the next.
+            rows += [ids[i : i + block_size + 1] for i in range(0, len(ids) - 1, block_size)]
+        if not rows:
+            raise DataError("no documents to make batches of")
+        self._rows = sorted(rows, key=len)
+        lengths = [len(row) - 1 for row in self._rows]
+        self.tokens = sum(lengths)  # targets in one epoch
+        starts = [0]
+        for i, length in enumerate(lengths):
+            n = i - starts[-1]
+            if n and ((n + 1) * length > batch_size or length > SLACK * lengths[starts[-1]]):
+                starts.append(i)
+        self._bounds = list(zip(starts, [*starts[1:], len(rows)], strict=True))
+        # Documents change places only with others of their length, so the bounds stay right.
+        starts_of_lengths = np.flatnonzero(np.diff(lengths, prepend=-1))
+        self._same_length = np.split(np.arange(len(rows)), starts_of_lengths[1:])
+        self._order = lru_cache(maxsize=1)(self._order)
+
+    def __len__(self) -> int:
+        """Batches in one epoch."""
+        return len(self._bounds)
+
+    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+        """Batch i in the fixed order that evaluation uses: inputs and targets, each (B, T) long."""
+        return self._collate(self._rows[slice(*self._bounds[i])])
+
+    def shuffled(self, seed: int, step: int) -> tuple[Tensor, Tensor]:
+        """The batch of a training step: every epoch has all documents once, in its own order."""
+        epoch, i = divmod(step, len(self))
+        batches, rows = self._order(seed, epoch)
+        return self._collate([self._rows[j] for j in rows[slice(*self._bounds[batches[i]])]])
+
+    def _order(self, seed: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        rng = np.random.default_rng((seed, epoch))
+        rows = np.concatenate([rng.permutation(group) for group in self._same_length])
+        return rng.permutation(len(self)), rows
+
+    def _collate(self, rows: list[np.ndarray]) -> tuple[Tensor, Tensor]:
+        length = max(map(len, rows))
+        inputs = torch.zeros(len(rows), length - 1, dtype=torch.long)
+        targets = torch.full((len(rows), length - 1), IGNORE)
+        for b, row in enumerate(rows):
+            row = torch.from_numpy(row.astype(np.int64))
+            inputs[b, : len(row) - 1] = row[:-1]
+            targets[b, : len(row) - 1] = row[1:]
+        return inputs, targets

@@ -1,0 +1,77 @@
+"""Documents from a text file, and which of them the model never sees."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from hashlib import sha256
+from pathlib import Path
+
+from data.vocabulary import DataError, Vocabulary
+
+POEMS = Path(__file__).with_name("poems.txt")
+FOLDS = 10
+
+
+def read_documents(path: str | Path) -> list[str]:
+    """The non-empty lines of a UTF-8 text file, without a byte order mark or carriage returns.
+
+    Raises DataError where the file is missing, not UTF-8 or has no text.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path} is not UTF-8 text (byte {error.start}): save it as UTF-8 and try again"
+        ) from None
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}; name a text file") from None
+    if "\0" in text:
+        raise DataError(f"{path} is not text (it has NUL characters): name a UTF-8 text file")
+    # Only line feeds part documents: str.splitlines would also cut at form feeds and the like.
+    lines = text.replace("\r", "\n").split("\n")
+    documents = [line.rstrip() for line in lines if line.strip()]
+    if not documents:
+        raise DataError(f"{path} is empty: give a text with one document a line")
+    return documents
+
+
+def opening(document: str) -> str:
+    """A document's first sentence, which for a regular poem is its first couplet: documents that
+    share it are versions of one poem."""
+    return document.partition("。")[0]
+
+
+def verse_lines(text: str) -> set[str]:
+    """The lines of verse in a text: its runs of four or more characters between punctuation."""
+    return set(re.findall(r"[^\W\d_]{4,}", text))
+
+
+class Corpus:
+    """Documents with their vocabulary, parted into training and held-out ones.
+
+    A document goes wholly to one side by a hash of its opening, so neither order nor other
+    documents matter; `fold` (0 to 9) says which tenth is held out. A document that shares a line of
+    verse with one of the `probes` is always held out: the maps shown are of unseen poems.
+    """
+
+    def __init__(self, documents: Iterable[str], fold: int = 0, probes: Iterable[str] = ()) -> None:
+        self.documents = list(documents)
+        self.vocabulary = Vocabulary.of(self.documents)
+        self.train: list[str] = []
+        self.val: list[str] = []
+        probe_lines = set().union(*map(verse_lines, probes))
+        probe_openings = {line[:1] for line in probe_lines}
+        for document in self.documents:
+            digest = sha256(opening(document).encode()).digest()
+            held_out = int.from_bytes(digest[:8], "big") % FOLDS == fold
+            if not held_out and probe_openings.intersection(document):
+                held_out = not probe_lines.isdisjoint(verse_lines(document))
+            (self.val if held_out else self.train).append(document)
+        if not self.train or not self.val:
+            side = "train on" if not self.train else "hold out"
+            raise DataError(
+                f"too few documents ({len(self.documents)}) to {side}: give a text with more lines, "
+                "or another fold"
+            )

@@ -1,0 +1,70 @@
+"""Characters and their numbers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
+
+BOUNDARY = "\n"  # starts and ends each document: id 0, and the only character that is not text
+VARIANTS = Path(__file__).with_name("variants.json")
+
+
+class DataError(ValueError):
+    """A text or a file that cannot be used; the message says what is wrong and what to do."""
+
+
+class UnknownCharacterError(DataError):
+    """A character that the vocabulary does not have."""
+
+
+@cache
+def variants() -> dict[str, str]:
+    """Traditional and variant forms -> the form that the corpus uses, as made by data.prepare."""
+    return json.loads(VARIANTS.read_text(encoding="utf-8"))
+
+
+class Vocabulary:
+    """An ordered set of characters; a character's id is its place. The first one is "\\n"."""
+
+    def __init__(self, characters: Sequence[str]) -> None:
+        if not characters or characters[0] != BOUNDARY:
+            raise DataError("a vocabulary starts with the line feed that bounds each document")
+        self.characters = tuple(characters)
+        self._ids = {character: i for i, character in enumerate(self.characters)}
+        if len(self._ids) != len(self.characters):
+            raise DataError("a vocabulary holds each character once")
+
+    @classmethod
+    def of(cls, documents: Iterable[str]) -> Vocabulary:
+        """All characters of the documents, in code point order."""
+        return cls([BOUNDARY, *sorted(set().union(*documents) - {BOUNDARY})])
+
+    def __len__(self) -> int:
+        return len(self.characters)
+
+    def __contains__(self, character: str) -> bool:
+        return character in self._ids
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text's characters. Raises UnknownCharacterError for the first one that is
+        not in the vocabulary, with the form that is where a traditional or variant form was used."""
+        try:
+            return [self._ids[character] for character in text]
+        except KeyError as error:
+            raise UnknownCharacterError(self._explain(text, error.args[0])) from None
+
+    def _explain(self, text: str, character: str) -> str:
+        shown = character if character.isprintable() else "an invisible character"
+        where = (
+            f"{shown} (U+{ord(character):04X}), character {text.index(character) + 1} of the text"
+        )
+        known = variants().get(character)
+        if known in self._ids:
+            return f"the model does not know {where}; it writes {known}: use that instead"
+        return f"the model does not know {where}: it is not in the corpus; use another one"
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of some ids. Raises IndexError for an id outside the vocabulary."""
+        return "".join(self.characters[i] for i in ids)

@@ -1,0 +1,68 @@
+"""Checkpoints: everything a training needs to go on, and a sample or a map needs to begin."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from model.gpt import GPT, GPTConfig
+
+FORMAT = "mini-character-gpt 1"
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be used; the message says why and what to do."""
+
+
+def save_checkpoint(path: str | Path, state: dict[str, Any]) -> None:
+    """Write `state` so that `path` holds either the old or the new checkpoint, never half of one:
+    to a file beside it, flushed to disk, then renamed. Raises OSError where that fails; the
+    file beside it is then gone and the old checkpoint untouched."""
+    path = Path(path)
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        with open(temporary, "wb") as file:
+            torch.save({"format": FORMAT, **state}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def load_checkpoint(path: str | Path) -> dict[str, Any]:
+    """The state that `save_checkpoint` wrote. Only plain values and tensors are read: a file that
+    would run code is refused. Raises CheckpointError for any file that is not a checkpoint of ours."""
+    path = Path(path)
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise CheckpointError(f"no checkpoint {path}: run `python train.py` first") from None
+    except Exception as error:  # torch raises many kinds for damaged or foreign files
+        kind = "is damaged or not a checkpoint"
+        if isinstance(error, OSError):
+            kind = f"cannot be read ({error.strerror})"
+        raise CheckpointError(f"{path} {kind}: train anew or name another out_dir") from None
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        raise CheckpointError(f"{path} is no checkpoint of this program: train one with train.py")
+    return state
+
+
+def load_model(path: str | Path) -> tuple[GPT, str, dict[str, Any]]:
+    """The model of a checkpoint, on the CPU and in evaluation mode, its vocabulary as one string in
+    id order, and the whole state. Raises CheckpointError."""
+    state = load_checkpoint(path)
+    try:
+        model = GPT(GPTConfig(**state["model_config"]))
+        model.load_state_dict(state["model"])
+        characters = state["characters"]
+        if len(characters) != model.config.vocab_size:
+            raise ValueError("the vocabulary has another size than the model")
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise CheckpointError(f"{path} does not fit this model: {reason}") from None
+    return model.eval(), characters, state

@@ -1,0 +1,87 @@
+"""What this machine has: device, number format, memory."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import time
+
+import torch
+
+
+class MachineError(ValueError):
+    """Something was asked of the machine that it does not have."""
+
+
+def pick_device(name: str) -> str:
+    """The device to use; "auto" is cuda where there is one, else cpu. Raises MachineError."""
+    cuda = torch.cuda.is_available()
+    if name == "auto":
+        return "cuda" if cuda else "cpu"
+    if name.split(":")[0] not in ("cpu", "cuda", "mps"):
+        raise MachineError(f"unknown device {name}: choose auto, cpu, cuda or mps")
+    if name.startswith("cuda") and not cuda:
+        raise MachineError("no CUDA device that this torch can use: take --device cpu")
+    if name.startswith("mps") and not torch.backends.mps.is_available():
+        raise MachineError("no MPS device that this torch can use: take --device cpu")
+    return name
+
+
+def matmul_rate(dtype: torch.dtype, device: str = "cpu", size: int = 512, runs: int = 8) -> float:
+    """FLOP/s of square matrix products, the best of some runs."""
+    a = torch.ones(size, size, dtype=dtype, device=device)
+    best = float("inf")
+    for _ in range(runs):
+        start = time.perf_counter()
+        a @ a
+        best = min(best, time.perf_counter() - start)
+    return 2 * size**3 / best
+
+
+def pick_dtype(name: str, device: str) -> torch.dtype:
+    """The number format of matrix products: "float32", "bfloat16" or "auto".
+
+    auto: bfloat16 on cuda where it is supported; on a CPU bfloat16 only where its products are
+    measured to be clearly faster, since a processor without the units for it is slower; else
+    float32. Raises MachineError for another name.
+    """
+    known = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+    if name in known:
+        return known[name]
+    if name != "auto":
+        raise MachineError(f"unknown dtype {name}: choose auto, float32 or bfloat16")
+    if device.startswith("cuda"):
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
+    if device == "cpu" and matmul_rate(torch.bfloat16) > 1.3 * matmul_rate(torch.float32):
+        return torch.bfloat16
+    return torch.float32
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep big freed blocks for the next step instead of handing them back to the kernel,
+    which costs page faults worth 30 to 60% of a step. Elsewhere this does nothing."""
+    if sys.platform != "linux":
+        return
+    try:
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+    except (OSError, AttributeError):  # another C library
+        return
+    M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+    mallopt(M_MMAP_THRESHOLD, 1 << 30)
+    mallopt(M_TRIM_THRESHOLD, 1 << 30)
+
+
+def physical_memory() -> int | None:
+    """Bytes of main memory, or None where the system does not say."""
+    if sys.platform == "win32":
+        fields = [("length", ctypes.c_ulong), ("load", ctypes.c_ulong), ("total", ctypes.c_uint64)]
+        rest = [(f"other{i}", ctypes.c_uint64) for i in range(6)]
+        status = type("MEMORYSTATUSEX", (ctypes.Structure,), {"_fields_": fields + rest})()
+        status.length = ctypes.sizeof(status)
+        found = ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status))
+        return int(status.total) if found else None
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError):
+        return None

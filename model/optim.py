@@ -1,0 +1,81 @@
+"""Optimizers and the learning rate's course."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+
+import torch
+from torch import Tensor, nn
+
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # Jordan et al. 2024, "Muon", kellerjordan.github.io
+
+
+def orthogonalize(g: Tensor, steps: int = 5) -> Tensor:
+    """Move the singular values of each matrix in g (n, rows, columns) near 1 (0.7 to 1.2) by the
+    quintic Newton-Schulz iteration of Muon, in bfloat16 as torch.optim.Muon does."""
+    a, b, c = NEWTON_SCHULZ
+    tall = g.size(-2) > g.size(-1)
+    x = g.mT.bfloat16() if tall else g.bfloat16()
+    x = x / x.flatten(1).norm(dim=1).clamp(min=1e-7)[:, None, None]
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if tall else x
+
+
+class Muon(torch.optim.Optimizer):
+    """torch.optim.Muon with the matrices of one shape orthogonalised together: on a CPU the many
+    small products cost more in overhead than in arithmetic. Equal to it in rounding (tests)."""
+
+    def __init__(
+        self, params, lr: float, momentum: float = 0.95, weight_decay: float = 0.0
+    ) -> None:
+        super().__init__(params, dict(lr=lr, momentum=momentum, weight_decay=weight_decay))
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """One step: Nesterov momentum, orthogonalised, scaled by sqrt(rows / columns) if tall."""
+        for group in self.param_groups:
+            shapes = defaultdict(list)
+            for p in group["params"]:
+                if p.grad is not None:
+                    shapes[p.shape].append(p)
+            for (rows, columns), params in shapes.items():
+                for p in params:
+                    if not self.state[p]:
+                        self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+                buffers = [self.state[p]["momentum_buffer"] for p in params]
+                grads = [p.grad for p in params]
+                torch._foreach_lerp_(buffers, grads, 1 - group["momentum"])
+                updates = torch._foreach_lerp(grads, buffers, group["momentum"])
+                updates = orthogonalize(torch.stack(updates)).to(params[0].dtype).unbind()
+                torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
+                scale = math.sqrt(max(1, rows / columns))
+                torch._foreach_add_(params, updates, alpha=-group["lr"] * scale)
+
+
+def make_optimizers(
+    model: nn.Module, muon_lr: float, adamw_lr: float, weight_decay: float
+) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices inside the blocks, AdamW for the embedding and the output layer, whose
+    rows belong to single characters. Each group keeps its peak as `peak_lr`."""
+    matrices = [p for p in model.blocks.parameters() if p.ndim == 2]
+    inside = set(matrices)
+    others = [p for p in model.parameters() if p not in inside]
+    optimizers = [
+        Muon(matrices, lr=muon_lr, weight_decay=weight_decay),
+        torch.optim.AdamW(others, lr=adamw_lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True),
+    ]
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["peak_lr"] = group["lr"]
+    return optimizers
+
+
+def schedule(step: int, max_iters: int, warmup_iters: int, cooldown: float) -> float:
+    """The share of the peak learning rate at a step (0 to max_iters - 1): a linear warm-up, a
+    plateau, and a linear way down to zero over the last `cooldown` of the run."""
+    up = (step + 1) / (warmup_iters + 1)
+    down = (max_iters - step) / max(1, cooldown * max_iters)
+    return min(1.0, up, down)
