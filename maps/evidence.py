@@ -1,0 +1,373 @@
+"""Does 光 really attend to 月? How much more than chance, judged on poems the model never saw.
+
+The question. An occurrence is a poem with the query character at position i and the key character
+at an earlier position j, i - j >= 2, so that no neighbour effect counts. Row i of a map is what the
+model looks at while it reads the query. All occurrences of a poem count. The mean weight of these
+cells is compared with two baselines:
+
+    lift 1   the same query character, other keys:    does 光 prefer 月 to other characters?
+    lift 2   other query characters, the same key:    is it 光 that prefers 月, or does everyone?
+
+Only characters serve as others: not punctuation, not the start of the text, neither of the pair
+itself (月 to 月 is a matter of repetition). Both baselines come from all poems given, not only from
+those with the pair, and are matched by position: each occurrence is compared with other cells of
+the same stratum, (length of the query's line, place of the query in it, distance). In regular verse
+that also fixes the key's place in its line, so neither a head that looks at a certain distance, nor
+one that looks from line ends to line ends, nor one that looks at the same place of the line before
+has a lift by position alone. An occurrence with fewer than MIN_MATCHES such cells is matched by
+distance alone, one without any is left out.
+
+In formulas: with n_s occurrences and m_s other cells in stratum s, and b_s the mean weight of those,
+
+    lift = sum of w over the occurrences / sum of b_s over the occurrences
+         = sum_p A_p / sum_p B_p                                   over the poems p, where
+    A_p  = sum of w over the poem's occurrences
+    B_p  = sum of b_s over its occurrences + sum over its other cells of n_s / m_s · (w - b_s)
+
+(direct standardisation; the last sum is zero over all poems and carries what a poem does to b_s, to
+first order). The interval draws poems with replacement, 2,000 times, seeded, and takes the ratio of
+the drawn A and B: occurrences and baseline vary together.
+
+The head is chosen on training poems (the head whose smaller lift is the greatest) and judged on
+held-out ones. One head chosen and judged has an honest interval; the table of all heads shows
+many intervals, of which one in twenty misses by chance.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+
+from maps.bootstrap import Interval, cluster_sums, draws, limits
+from maps.corpus_maps import attention_over
+from maps.verse import Verse, read_verse
+
+MIN_DISTANCE = 2
+MIN_MATCHES = 10  # other cells in a stratum, below which an occurrence is matched by distance alone
+MIN_POEMS = 10  # with fewer poems no lift is given: its interval would mean nothing
+OTHERS = 600  # poems without the pair that serve as baseline, for each of the two lifts
+
+OCCURRENCE, OTHER_KEYS, OTHER_QUERIES = range(3)  # kinds of cells
+
+# 平水韵 下平八庚: the rhyme of 声, from the rhyme books (characters of one reading alone).
+GENG_RHYME = (
+    "庚羹盲觥彭亨英烹平枰京惊荆明盟鸣荣莹兵兄卿生甥笙牲擎鲸迎衡耕萌氓宏茎莺樱泓橙争筝清情晴精睛菁"
+    "旌楹瀛嬴赢营婴缨贞成城诚呈程征名倾萦琼轻"
+)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A question: how much does `query` look at `key`? Several characters mean any of them."""
+
+    query: str
+    key: str
+    role: str = "asked"  # asked, related, control, reverse or untrained
+
+    @property
+    def name(self) -> str:
+        key = self.key if len(self.key) == 1 else f"{self.key[:3]}…"
+        return f"{self.query}→{key}"
+
+
+ASKED = Pair("光", "月")
+RELATED = (
+    Pair("明", "月", "related"),
+    Pair("影", "月", "related"),
+    Pair("香", "花", "related"),
+    Pair("声", GENG_RHYME, "related"),
+)
+CONTROLS = (Pair("光", "山", "control"), Pair("光", "人", "control"), Pair("月", "光", "reverse"))
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Cells of the maps that a question needs, sorted by poem; every array has shape (N,)."""
+
+    poem: np.ndarray
+    query: np.ndarray  # position i, the row
+    key: np.ndarray  # position j, the column
+    kind: np.ndarray  # OCCURRENCE, OTHER_KEYS or OTHER_QUERIES
+    stratum: np.ndarray  # number of (length of the line, place in it, distance)
+
+    @property
+    def distance(self) -> np.ndarray:
+        return self.query - self.key
+
+
+@dataclass(frozen=True)
+class PairSums:
+    """What a question needs of each of P poems, for L layers and H heads: sums over a poem."""
+
+    pair: Pair
+    poems: list[str]  # the texts, which tell the clusters of the bootstrap apart
+    count: np.ndarray  # (P,) occurrences
+    weight: np.ndarray  # (P, L, H) weight query -> key: A in the module's text
+    expected: np.ndarray  # (P, 2, L, H) what it would be without preference: B, for both lifts
+    top: np.ndarray  # (P, L, H) occurrences whose key is the most looked-at character of the row
+    uniform: np.ndarray  # (P,) 1 / (i + 1) at the occurrences
+
+    @property
+    def n(self) -> int:
+        """Number of occurrences."""
+        return int(self.count.sum())
+
+    @property
+    def n_poems(self) -> int:
+        """Number of different poems with an occurrence."""
+        return len({poem for poem, count in zip(self.poems, self.count, strict=True) if count})
+
+    def of_head(self, layer: int, head: int) -> "PairSums":
+        """The sums of one head alone, counted from 0."""
+        one = np.s_[..., layer : layer + 1, head : head + 1]
+        return replace(
+            self, weight=self.weight[one], expected=self.expected[one], top=self.top[one]
+        )
+
+
+@dataclass(frozen=True)
+class HeadLift:
+    """The figures of one head; layer and head count from 0. Lifts are None where n is too small."""
+
+    layer: int
+    head: int
+    weight: float  # mean weight query -> key; nan without occurrences
+    uniform: float  # mean of 1 / (i + 1), what a head without any preference gives
+    lift1: Interval | None
+    lift2: Interval | None
+    top_share: float  # how often the key is the most looked-at of all characters up to the query
+
+    @property
+    def score(self) -> float:
+        """The smaller lift, what survives both questions (0 without a number)."""
+        if self.lift1 is None or self.lift2 is None:
+            return 0.0
+        return min(self.lift1.value, self.lift2.value)
+
+
+def contains_pair(text: str, pair: Pair) -> bool:
+    """True where a query stands MIN_DISTANCE or more behind a key."""
+    first = min((at for at in map(text.find, pair.key) if at >= 0), default=len(text))
+    return max(map(text.rfind, pair.query)) - first >= MIN_DISTANCE
+
+
+def choose_poems(
+    documents: Sequence[str], pairs: Iterable[Pair], others: int = OTHERS, seed: int = 0
+) -> list[str]:
+    """The poems that the questions need: all with a pair, and for each lift's baseline at most
+    `others` more with the query or with the key, drawn by `seed`."""
+    random = np.random.default_rng(seed)
+    chosen: set[int] = set()
+    for pair in pairs:
+        with_pair = {at for at, text in enumerate(documents) if contains_pair(text, pair)}
+        chosen |= with_pair
+        for characters in (pair.query, pair.key):
+            rest = [
+                at
+                for at, text in enumerate(documents)
+                if at not in with_pair and any(c in text for c in characters)
+            ]
+            if len(rest) > others:
+                rest = [rest[at] for at in random.choice(len(rest), others, replace=False)]
+            chosen.update(rest)
+    return [documents[at] for at in sorted(chosen)]
+
+
+def find_cells(verses: Sequence[Verse], pair: Pair) -> Cells:
+    """The occurrences of the pair in the poems, and the cells they are compared with.
+
+    Occurrences that nothing can be compared with (see the module's text) are left out.
+    """
+    query_codes, key_codes = [ord(c) for c in pair.query], [ord(c) for c in pair.key]
+    found = [np.zeros((5, 0), dtype=int)]
+    for number, verse in enumerate(verses):
+        is_query, is_key = np.isin(verse.codes, query_codes), np.isin(verse.codes, key_codes)
+        if not (is_query.any() or is_key.any()):
+            continue
+        other = verse.character & ~is_query & ~is_key
+        for kind, (rows, columns) in enumerate(
+            ((is_query, is_key), (is_query, other), (other, is_key))
+        ):
+            i, j = np.nonzero(np.outer(rows, columns))
+            i, j = i[i - j >= MIN_DISTANCE], j[i - j >= MIN_DISTANCE]
+            stratum = verse.length[i] << 40 | verse.place[i] << 20 | (i - j)
+            same = np.ones_like(i)
+            found.append(np.stack([number * same, i, j, kind * same, stratum]))
+    cells = Cells(*np.concatenate(found, axis=1))
+    alone = np.zeros(len(cells.kind), dtype=bool)
+    for kind in (OTHER_KEYS, OTHER_QUERIES):
+        alone |= ~np.isin(cells.distance, cells.distance[cells.kind == kind])
+    alone &= cells.kind == OCCURRENCE
+    return Cells(*(getattr(cells, field.name)[~alone] for field in fields(cells)))
+
+
+def expected_weights(cells: Cells, values: np.ndarray, kind: int) -> np.ndarray:
+    """B of the module's text, spread over the cells: values (N, L, H) -> (N, L, H).
+
+    `kind` is OTHER_KEYS for the first lift, OTHER_QUERIES for the second.
+    """
+    pair, other = cells.kind == OCCURRENCE, cells.kind == kind
+    _, fine = np.unique(cells.stratum, return_inverse=True)
+    close = pair & (np.bincount(fine[other], minlength=fine.size)[fine] >= MIN_MATCHES)
+    result = np.zeros_like(values)
+    for stratum, matched in ((fine, close), (cells.distance, pair & ~close)):
+        n, m = (
+            np.bincount(stratum[members], minlength=fine.size + 1) for members in (matched, other)
+        )
+        used = other & (n[stratum] > 0)
+        total = np.zeros((len(n), *values.shape[1:]))
+        np.add.at(total, stratum[used], values[used])
+        mean = total / np.maximum(m, 1)[:, None, None]
+        result[matched] += mean[stratum[matched]]
+        ratio = (n / np.maximum(m, 1))[stratum[used]][:, None, None]
+        result[used] += ratio * (values[used] - mean[stratum[used]])
+    return result
+
+
+def pair_sums(
+    poems: Sequence[str],
+    maps: Iterable[tuple[Sequence[int], np.ndarray]],
+    pairs: Sequence[Pair],
+) -> list[PairSums]:
+    """Gather what the questions need from the poems' maps, in one pass over them.
+
+    `maps` yields (indices of poems, weights (L, H, B, T, T)) as `attention_over` does, where T is
+    the poem's length plus one for its start.
+    """
+    verses = [read_verse("\n" + poem) for poem in poems]
+    questions = [find_cells(verses, pair) for pair in pairs]
+    bounds = [np.searchsorted(cells.poem, np.arange(len(poems) + 1)) for cells in questions]
+    values: list[np.ndarray] = []  # of each question's cells, (N, L, H)
+    tops: list[np.ndarray] = []  # the key is the row's most looked-at character
+    for indices, weights in maps:
+        if not values:
+            shape = weights.shape[:2]
+            values = [np.zeros((len(cells.poem), *shape)) for cells in questions]
+            tops = [np.zeros((len(cells.poem), *shape)) for cells in questions]
+        for row, poem in enumerate(indices):
+            for at, cells in enumerate(questions):
+                here = np.arange(bounds[at][poem], bounds[at][poem + 1])
+                if not here.size:
+                    continue
+                i, j = cells.query[here], cells.key[here]
+                values[at][here] = np.moveaxis(weights[:, :, row, i, j], -1, 0)
+                pair = cells.kind[here] == OCCURRENCE
+                if pair.any():
+                    rows = weights[:, :, row, i[pair]] * verses[poem].character  # (L, H, n, T)
+                    tops[at][here[pair]] = np.moveaxis(rows.argmax(-1) == j[pair], -1, 0)
+    return [
+        _sum_by_poem(pair, poems, cells, *arrays)
+        for pair, cells, *arrays in zip(pairs, questions, values, tops, strict=True)
+    ]
+
+
+def _sum_by_poem(
+    pair: Pair, poems: Sequence[str], cells: Cells, values: np.ndarray, top: np.ndarray
+) -> PairSums:
+    """Add the cells up, keeping the poems that have any."""
+    is_pair = cells.kind == OCCURRENCE
+    kept, number = np.unique(cells.poem, return_inverse=True)
+
+    def total(array: np.ndarray) -> np.ndarray:
+        sums = np.zeros((len(kept), *array.shape[1:]))
+        np.add.at(sums, number, array)
+        return sums
+
+    occurrence = is_pair[:, None, None]
+    expected = [expected_weights(cells, values, kind) for kind in (OTHER_KEYS, OTHER_QUERIES)]
+    return PairSums(
+        pair,
+        [poems[at] for at in kept],
+        total(is_pair.astype(float)),
+        total(values * occurrence),
+        total(np.stack(expected, axis=1)),
+        total(top * occurrence),
+        total(is_pair / (cells.query + 1)),
+    )
+
+
+def pool(parts: Sequence[PairSums]) -> PairSums:
+    """Several trainings' sums as one: each is of the same pair and has as many layers and heads,
+    usually one, the head that its own training poems chose. Poems judged twice are one cluster."""
+    arrays = {
+        name: np.concatenate([getattr(part, name) for part in parts])
+        for name in ("count", "weight", "expected", "top", "uniform")
+    }
+    return PairSums(parts[0].pair, [poem for part in parts for poem in part.poems], **arrays)
+
+
+def head_lifts(sums: PairSums, seed: int = 0) -> list[HeadLift]:
+    """The figures of every head, in the order of layers and heads."""
+    n = sums.n or np.nan
+    weight, share = sums.weight.sum(0) / n, sums.top.sum(0) / n
+    enough = sums.n_poems >= MIN_POEMS
+    lifts = _lift_intervals(sums, seed) if enough else None
+    return [
+        HeadLift(
+            layer,
+            head,
+            float(weight[layer, head]),
+            float(sums.uniform.sum() / n),
+            Interval(*lifts[:, 0, layer, head].tolist()) if enough else None,
+            Interval(*lifts[:, 1, layer, head].tolist()) if enough else None,
+            float(share[layer, head]),
+        )
+        for layer, head in np.ndindex(weight.shape)
+    ]
+
+
+def _lift_intervals(sums: PairSums, seed: int) -> np.ndarray:
+    """Value, low and high (3, 2 lifts, L, H) of both lifts of every head."""
+    weight = cluster_sums(sums.poems, sums.weight)  # (C, L, H)
+    expected = cluster_sums(sums.poems, sums.expected)  # (C, 2, L, H)
+
+    def lifts(drawn: np.ndarray) -> np.ndarray:
+        """drawn (R, C), how often each poem counts -> (R, 2, L, H)."""
+        return np.tensordot(drawn, weight, 1)[:, None] / np.tensordot(drawn, expected, 1)
+
+    low, high = limits(lifts(draws(len(weight), seed)))
+    return np.stack([lifts(np.ones((1, len(weight))))[0], low, high])
+
+
+def choose_head(sums: PairSums) -> tuple[int, int]:
+    """(layer, head) from 0 of the head whose smaller lift is the greatest; for training poems."""
+    expected = sums.expected.sum(0).max(0)  # the larger expectation gives the smaller lift
+    score = sums.weight.sum(0) / np.where(expected > 0, expected, np.inf)
+    layer, head = np.unravel_index(score.argmax(), score.shape)
+    return int(layer), int(head)
+
+
+@dataclass(frozen=True)
+class PairEvidence:
+    """A pair's figures: the head chosen on training poems, all heads judged on held-out poems."""
+
+    pair: Pair
+    layer: int
+    head: int
+    train: list[HeadLift]
+    held_out: list[HeadLift]
+    sums: PairSums  # of the held-out poems, all heads
+
+    @property
+    def chosen(self) -> HeadLift:
+        return next(h for h in self.held_out if (h.layer, h.head) == (self.layer, self.head))
+
+
+def pair_evidence(
+    model, vocabulary, train: Sequence[str], held_out: Sequence[str], pairs: Sequence[Pair]
+) -> list[PairEvidence]:
+    """Ask each pair: choose its head on the training poems, judge all heads on the held-out ones."""
+    sides = []
+    for documents in (train, held_out):
+        poems = [text[: model.config.block_size - 1] for text in documents]
+        poems = choose_poems(poems, pairs) or poems[:1]  # one map at least, to know the heads
+        sides.append(pair_sums(poems, attention_over(model, vocabulary, poems), pairs))
+    results = []
+    for chosen_on, judged_on in zip(*sides, strict=True):
+        layer, head = choose_head(chosen_on)
+        results.append(
+            PairEvidence(
+                judged_on.pair, layer, head, head_lifts(chosen_on), head_lifts(judged_on), judged_on
+            )
+        )
+    return results
