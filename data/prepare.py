@@ -66,7 +66,7 @@ KEPT = {
 
 NOTE = re.compile("（[^（）]*）|〖[^〖〗]*〗")  # an innermost one
 WRAPPING = re.compile("[][［］「」『』《》〈〉、]")  # 、 stands only inside verses
-LOST = re.compile("[□●○…]")
+LOST = re.compile("[□囗●○…]")
 COMPOSED = re.compile("[{}|⿰-⿿]")  # {艹/尔}: a character the edition could not print
 PRIVATE = re.compile("[\ue000-\uf8ff\U000f0000-\U0010ffff]")
 VERSES = re.compile("(?:[\u3400-\u9fff\U00020000-\U0003ffff]+[，。])+")
@@ -100,7 +100,7 @@ def defect(text: str) -> str | None:
     if not text:
         return "no verse"
     if LOST.search(text):
-        return "lost text (□ ●)"
+        return "lost text (□ 囗 ●)"
     if COMPOSED.search(text):
         return "composed characters ({艹/尔})"
     if PRIVATE.search(text):
@@ -182,25 +182,28 @@ def same_line(a: str, b: str) -> bool:
     return len(a) == len(b) and sum(x != y for x, y in zip(a, b, strict=True)) <= len(a) // 3
 
 
-def same_poem(a: Sequence[str], b: Sequence[str]) -> bool:
-    """Whether at least half of the lines of the shorter poem stand, or nearly, in the other."""
-    short, long = sorted((a, b), key=len)
-    return 2 * sum(any(same_line(x, y) for y in long) for x in short) >= len(short)
+def same_poem(later: Sequence[str], earlier: Sequence[str]) -> bool:
+    """Whether lines of the later poem, half as many as the shorter has, stand in the earlier one."""
+    found = sum(any(same_line(x, y) for y in earlier) for x in later)
+    return 2 * found >= min(len(later), len(earlier))
 
 
-def trigrams(lines: Iterable[str]) -> set[str]:
-    return {line[i : i + 3] for line in lines for i in range(len(line) - 2)}
+def pieces(line: str) -> list[tuple[int, int, str]]:
+    """A line cut into so many pieces that lines which are `same_line` share at least one."""
+    n = len(line) // 3 + 1
+    cuts = [len(line) * i // n for i in range(n + 1)]
+    return [(len(line), i, line[cuts[i] : cuts[i + 1]]) for i in range(n)]
 
 
 def drop_versions(poems: Iterable[str], counts: Counter[str]) -> list[str]:
     """The poems without later records of an earlier one; `counts` gains what each rule dropped.
 
-    A later record has the same text, the same first couplet, or is `same_poem`. Poems are compared
-    where they share two trigrams of characters within lines; two versions of a poem always did.
+    A later record has the same text, the same first couplet, or is `same_poem`. So that not all
+    pairs need comparing, an index by pieces of lines names the candidates: it misses none.
     """
     kept: list[str] = []
     texts, openings = set(), set()
-    with_trigram: dict[str, list[int]] = defaultdict(list)
+    having: dict[tuple[int, int, str], list[int]] = defaultdict(list)
     for text in poems:
         lines = verses(text)
         if text in texts:
@@ -208,13 +211,18 @@ def drop_versions(poems: Iterable[str], counts: Counter[str]) -> list[str]:
         elif lines[:2] in openings:
             counts["same first couplet"] += 1
         else:
-            own = trigrams(lines)
-            shared = Counter(i for trigram in own for i in with_trigram[trigram])
-            if any(n > 1 and same_poem(lines, verses(kept[i])) for i, n in shared.items()):
+            # For each earlier poem, how many lines of this one share a piece with it.
+            shared: Counter[int] = Counter()
+            for line in lines:
+                shared.update({i for key in pieces(line) for i in having[key]})
+            if any(
+                2 * n >= min(len(lines), len(verses(kept[i]))) and same_poem(lines, verses(kept[i]))
+                for i, n in shared.items()
+            ):
                 counts["near-duplicates"] += 1
             else:
-                for trigram in own:
-                    with_trigram[trigram].append(len(kept))
+                for key in {key for x in lines for key in pieces(x)}:
+                    having[key].append(len(kept))
                 kept.append(text)
         texts.add(text)
         openings.add(lines[:2])
