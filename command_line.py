@@ -37,7 +37,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(message + f"; see `python {self.prog} --help`")
 
-    def parse_args(self, args=None, namespace=None):  # noqa: ANN001, ANN201 - argparse's own
+    def parse_args(self, args=None, namespace=None):
         found, unknown = self.parse_known_args(args, namespace)
         if unknown:
             flag = next((a for a in unknown if a.startswith("--")), unknown[0]).partition("=")[0]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
@@ -17,21 +20,32 @@ class CheckpointError(ValueError):
     """A checkpoint that cannot be used; the message says why and what to do."""
 
 
-def save_checkpoint(path: str | Path, state: dict[str, Any]) -> None:
-    """Write `state` so that `path` holds either the old or the new checkpoint, never half of one:
-    to a file beside it, flushed to disk, then renamed. Raises OSError where that fails; the
-    file beside it is then gone and the old checkpoint untouched."""
+@contextmanager
+def replacing(path: str | Path) -> Iterator[BinaryIO]:
+    """A binary file to write what shall stand at `path`: on success it takes the place of what stood
+    there, in one step and flushed to disk; on any failure what stood there stays and nothing else
+    is left."""
     path = Path(path)
     temporary = path.with_name(path.name + ".tmp")
     try:
         with open(temporary, "wb") as file:
-            torch.save({"format": FORMAT, **state}, file)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def save_checkpoint(path: str | Path, state: dict[str, Any]) -> None:
+    """Write `state` (plain values and tensors) so that `path` holds either the old or the new
+    checkpoint, never half of one. Raises OSError where that fails."""
+    # To memory first: torch reports a full disk as an internal error of its writer.
+    buffer = io.BytesIO()
+    torch.save({"format": FORMAT, **state}, buffer)
+    with replacing(path) as file:
+        file.write(buffer.getbuffer())
 
 
 def load_checkpoint(path: str | Path) -> dict[str, Any]:

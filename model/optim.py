@@ -31,7 +31,7 @@ class Muon(torch.optim.Optimizer):
     def __init__(
         self, params, lr: float, momentum: float = 0.95, weight_decay: float = 0.0
     ) -> None:
-        super().__init__(params, dict(lr=lr, momentum=momentum, weight_decay=weight_decay))
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()
     def step(self) -> None:

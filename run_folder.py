@@ -1,0 +1,94 @@
+"""The folder of a training run: who may write there, and its log."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any, TextIO
+
+from command_line import UsageError
+from model.checkpoint import replacing
+
+FILES = ("config.toml", "metrics.jsonl", "ckpt.pt", "attention.html")
+MAPS = "attention"
+
+
+def _lock(file: TextIO) -> None:
+    """Lock an open file until this process ends, however it ends. Raises OSError where another
+    process holds it."""
+    if os.name == "nt":
+        import msvcrt
+
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+    else:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+class RunFolder:
+    """An out_dir that this process alone writes to.
+
+    Raises UsageError where another training writes there, where the folder holds a run and neither
+    `resume` nor `overwrite` is asked for, or where there is nothing to resume.
+    """
+
+    def __init__(self, path: str | Path, resume: bool, overwrite: bool) -> None:
+        self.path = Path(path)
+        self.checkpoint = self.path / "ckpt.pt"
+        if resume and not self.checkpoint.exists():
+            raise UsageError(f"nothing to resume in {path}: start without --resume")
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._lock_file = open(self.path / "lock", "a", encoding="utf-8")
+        try:
+            _lock(self._lock_file)
+        except OSError:
+            raise UsageError(
+                f"another training is writing to {path}: wait for it or name another --out_dir"
+            ) from None
+        held = [name for name in (*FILES, MAPS) if (self.path / name).exists()]
+        if overwrite:
+            self._clear()
+        elif held and not resume:
+            raise UsageError(
+                f"{path} already holds a run ({', '.join(held)}): go on with --resume, begin anew "
+                "with --overwrite, or name another --out_dir"
+            )
+
+    def _clear(self) -> None:
+        # The checkpoint goes last: until then the old run can still be resumed.
+        shutil.rmtree(self.path / MAPS, ignore_errors=True)
+        for name in reversed(FILES):
+            (self.path / name).unlink(missing_ok=True)
+
+    def write_text(self, name: str, text: str) -> None:
+        """Put a text file in the folder, whole or not at all."""
+        with replacing(self.path / name) as file:
+            file.write(text.encode())
+
+    def start_metrics(self, step: int) -> None:
+        """Open the log for lines after `step`; lines that a lost part of the run left are dropped,
+        as the resumed run writes them again."""
+        kept = []
+        log = self.path / "metrics.jsonl"
+        for line in log.read_text(encoding="utf-8").splitlines() if log.exists() else []:
+            try:
+                if json.loads(line)["step"] <= step:
+                    kept.append(line + "\n")
+            except (json.JSONDecodeError, KeyError, TypeError):  # cut off by a power cut or a kill
+                continue
+        self.write_text("metrics.jsonl", "".join(kept))
+        self._metrics = open(log, "a", encoding="utf-8", newline="\n")
+
+    def log(self, **values: Any) -> None:
+        """Append one line to metrics.jsonl; non-finite numbers become null, as JSON has none."""
+        self._metrics.write(json.dumps(values, allow_nan=False) + "\n")
+        self._metrics.flush()
+
+    def close(self) -> None:
+        """Give the folder free."""
+        if hasattr(self, "_metrics"):
+            self._metrics.close()
+        self._lock_file.close()

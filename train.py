@@ -1,0 +1,417 @@
+"""Train a character GPT on poems, and save what its attention heads look at as they learn.
+
+python train.py                                     the default: configs/tang.toml, to out/tang
+python train.py configs/smoke.toml --max_iters 50   another config; any setting is a flag
+python train.py --resume                            go on where a stopped training was saved
+torchrun --nproc_per_node=2 train.py                the same training, shared by two processes
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+import sys
+import time
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+
+if __name__ == "__main__":
+    print("loading torch ...", file=sys.stderr, flush=True)
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from tqdm import tqdm
+
+from command_line import Parser, UsageError, add_settings, read_settings, run, setting, to_toml
+from data.baselines import unigram_and_bigram
+from data.batches import IGNORE, Batches
+from data.corpus import FOLDS, Corpus, read_documents
+from data.vocabulary import DataError
+from maps.capture import MapError, capture, map_path, save_map
+from model.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from model.gpt import GPT, GPTConfig
+from model.machine import (
+    MachineError,
+    keep_freed_memory,
+    physical_memory,
+    pick_device,
+    pick_dtype,
+)
+from model.optim import make_optimizers, schedule
+from run_folder import RunFolder
+
+ROOT = Path(__file__).parent
+TERMINAL = sys.stderr.isatty()
+DEFAULT = ROOT / "configs" / "tang.toml"
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Every setting of a training: defaults < TOML file < flags."""
+
+    out_dir: str = setting("out/tang", "folder for the checkpoint, the log and the maps")
+    data: str = setting("data/poems.txt", "UTF-8 text, one document a line")
+    fold: int = setting(0, "which tenth of the documents is held out, 0 to 9")
+    probes: tuple[str, ...] = setting((), "texts whose attention maps are saved")
+    n_layer: int = setting(3, "blocks")
+    n_head: int = setting(4, "attention heads in a block")
+    n_embd: int = setting(128, "channels")
+    block_size: int = setting(65, "longest text in characters, its start included")
+    dropout: float = setting(0.0, "share of activations dropped in training")
+    max_iters: int = setting(1500, "training steps")
+    batch_size: int = setting(1536, "characters in a step, about")
+    accumulation: int = setting(1, "parts that a batch is cut into to save memory")
+    lr_decay_iters: int = setting(0, "steps of the learning rate's course, 0: max_iters")
+    learning_rate: float = setting(5e-3, "peak for embedding and output layer (AdamW)")
+    muon_learning_rate: float = setting(2e-2, "peak for the matrices in the blocks (Muon)")
+    weight_decay: float = setting(0.0, "decay of the matrices in the blocks")
+    warmup_iters: int = setting(20, "steps in which the learning rate rises")
+    cooldown: float = setting(0.6, "last share of the steps, in which it falls to zero")
+    grad_clip: float = setting(1.0, "largest norm of the gradient, 0 for none")
+    eval_interval: int = setting(125, "steps from one evaluation, map and checkpoint to the next")
+    eval_batches: int = setting(16, "batches in an evaluation on the way; the last takes all")
+    log_interval: int = setting(10, "steps from one line of metrics.jsonl to the next")
+    seed: int = setting(1337, "seed of the weights, the order of batches and the dropout")
+    device: str = setting("auto", "cpu, cuda, mps, or auto: cuda where there is one")
+    dtype: str = setting("auto", "float32, bfloat16, or auto: the faster one here")
+    compile: bool = setting(False, "compile the model first (half a minute; for long runs)")
+
+    def __post_init__(self) -> None:
+        positive = (
+            "max_iters batch_size accumulation eval_interval eval_batches log_interval "
+            "learning_rate muon_learning_rate"
+        )
+        for name in positive.split():
+            if not 0 < getattr(self, name) < math.inf:
+                raise UsageError(f"{name} must be above zero, not {getattr(self, name)}")
+        for name in ("warmup_iters", "lr_decay_iters", "grad_clip", "weight_decay", "seed"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise UsageError(f"{name} must not be negative, not {getattr(self, name)}")
+        if not 0 <= self.cooldown <= 1:
+            raise UsageError(f"cooldown is a share of the run, 0 to 1, not {self.cooldown}")
+        if not 0 <= self.fold < FOLDS:
+            raise UsageError(f"fold must be 0 to {FOLDS - 1}, not {self.fold}")
+        if not self.out_dir:
+            raise UsageError("out_dir is empty: name a folder")
+        self.model_config(vocab_size=1)
+
+    def model_config(self, vocab_size: int) -> GPTConfig:
+        """The sizes of the model. Raises UsageError where they contradict each other."""
+        try:
+            return GPTConfig(
+                vocab_size, self.block_size, self.n_layer, self.n_head, self.n_embd, self.dropout
+            )
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+
+
+class Stopping:
+    """Remembers a first Ctrl-C or SIGTERM, so that the step under way can end and be saved; a second
+    Ctrl-C stops at once."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        for name in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(name, self._remember)
+
+    def _remember(self, number: int, frame) -> None:
+        if self.signal == signal.SIGINT == number:
+            raise KeyboardInterrupt
+        self.signal = number
+
+
+class TrainingLoss(nn.Module):
+    """The model's loss as a module's forward, which DistributedDataParallel needs."""
+
+    def __init__(self, model: GPT) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, idx: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Sum of the losses of a part of a batch, in nats."""
+        return self.model.loss(idx, targets, reduction="sum")
+
+
+@torch.no_grad()
+def evaluate(model: GPT, batches: Batches, count: int, device: str, dtype: torch.dtype) -> float:
+    """Mean loss in nats a character over `count` batches spread evenly over all of them."""
+    model.eval()
+    count = min(count, len(batches))
+    loss = characters = 0
+    for i in range(count):
+        idx, targets = batches[i * len(batches) // count]
+        with torch.autocast(device.split(":")[0], dtype, enabled=dtype != torch.float32):
+            loss += model.loss(idx.to(device), targets.to(device), reduction="sum").item()
+        characters += int((targets != IGNORE).sum())
+    model.train()
+    return loss / characters
+
+
+def check_memory(config: TrainConfig, model_config: GPTConfig) -> None:
+    """Refuse sizes that this machine cannot hold, before anything is allocated."""
+    c = model_config
+    parameters = 2 * c.vocab_size * c.n_embd + 12 * c.n_layer * c.n_embd**2
+    tokens = max(config.batch_size / config.accumulation, c.block_size)
+    # Weights, gradients and two moments in float32; about 30 numbers a channel, layer and token;
+    # the attention weights; the logits' error.
+    activations = tokens * (30 * c.n_layer * c.n_embd + 2 * c.vocab_size)
+    activations += tokens * c.block_size * c.n_head
+    needed, memory = 4 * (4 * parameters + activations), physical_memory()
+    if memory and needed > memory:
+        raise UsageError(
+            f"these sizes need about {needed / 1e9:,.1f} GB, this machine has {memory / 1e9:,.1f}: "
+            "take a smaller n_embd, n_layer, block_size or batch_size"
+        )
+
+
+def parse(argv: list[str]) -> tuple[TrainConfig, bool, bool]:
+    """The settings, and whether to resume or overwrite."""
+    parser = Parser(prog="train.py", description=__doc__.splitlines()[0])
+    parser.add_argument("config", nargs="?", help="TOML file (default: configs/tang.toml)")
+    parser.add_argument("--resume", action="store_true", help="go on from out_dir's checkpoint")
+    parser.add_argument("--overwrite", action="store_true", help="replace the run in out_dir")
+    add_settings(parser, TrainConfig)
+    flags = vars(parser.parse_args(argv))
+    path, resume, overwrite = (flags.pop(name) for name in ("config", "resume", "overwrite"))
+    if resume and overwrite:
+        raise UsageError("--resume and --overwrite exclude each other: take one")
+    settings = read_settings(path or DEFAULT, TrainConfig) | flags
+    former = Path(settings.get("out_dir", TrainConfig.out_dir)) / "config.toml"
+    if resume and not path and former.exists():  # go on with the settings of that run
+        settings = read_settings(former, TrainConfig) | flags | {"out_dir": str(former.parent)}
+    return TrainConfig(**settings), resume, overwrite
+
+
+def check_same(config: TrainConfig, digest: str, state: dict) -> None:
+    """Refuse to go on with another text or other sizes than those of the checkpoint."""
+    names = (
+        "n_layer n_head n_embd block_size dropout fold probes batch_size accumulation seed "
+        "grad_clip weight_decay learning_rate muon_learning_rate"
+    )
+    pairs = {name: (state["config"].get(name), getattr(config, name)) for name in names.split()}
+    pairs["probes"] = tuple(map(tuple, pairs["probes"]))
+    pairs["text in data"] = (state["data_sha256"], digest)
+    differing = [
+        f"{name} (was {was}, is {now})" for name, (was, now) in pairs.items() if was != now
+    ]
+    if differing:
+        raise UsageError(
+            f"cannot resume, the checkpoint was trained with other settings: {', '.join(differing)}"
+        )
+
+
+def main(argv: list[str]) -> int:
+    """Train; returns the exit code."""
+    config, resume, overwrite = parse(argv)
+    device = pick_device(config.device)
+    keep_freed_memory()
+
+    # One process, or one of several that torchrun started.
+    world, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
+    if world > 1:
+        if device == "cuda":
+            device = f"cuda:{os.environ['LOCAL_RANK']}"
+        dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
+    first = rank == 0
+
+    # The text and the folder.
+    data = Path(config.data) if Path(config.data).exists() else ROOT / config.data
+    documents = read_documents(data)
+    digest = sha256("\n".join(documents).encode()).hexdigest()
+    corpus = Corpus(documents, config.fold, config.probes)
+    vocabulary = corpus.vocabulary
+    model_config = config.model_config(len(vocabulary))
+    check_memory(config, model_config)
+    train_set = Batches(corpus.train, vocabulary, config.block_size, config.batch_size)
+    val_set = Batches(corpus.val, vocabulary, config.block_size, config.batch_size)
+    for probe in config.probes:
+        vocabulary.encode(probe)
+        if len(probe) >= config.block_size:
+            raise UsageError(f"the probe {probe} is longer than block_size {config.block_size}")
+    state = load_checkpoint(Path(config.out_dir) / "ckpt.pt") if resume else None
+    if state:
+        check_same(config, digest, state)
+    dtype = pick_dtype(state["dtype"] if state else config.dtype, device)
+    folder = RunFolder(config.out_dir, resume, overwrite) if first else None
+
+    # The model and its optimizers.
+    torch.manual_seed(config.seed)
+    model = GPT(model_config).to(device)
+    optimizers = make_optimizers(
+        model, config.muon_learning_rate, config.learning_rate, config.weight_decay
+    )
+    step, tokens, elapsed, train_loss = 0, 0, 0.0, (0.0, 0)
+    if state:
+        model.load_state_dict(state["model"])
+        for optimizer, saved in zip(optimizers, state["optimizer"], strict=True):
+            optimizer.load_state_dict(saved)
+        torch.set_rng_state(state["rng"])
+        step, tokens, elapsed, train_loss = (
+            state[name] for name in ("step", "tokens", "elapsed_s", "train_loss")
+        )
+    loss_of = TrainingLoss(model)
+    if config.compile:
+        loss_of = torch.compile(loss_of)
+    if world > 1:
+        loss_of = DistributedDataParallel(loss_of)
+
+    def save() -> None:
+        """Write all that is needed to go on to the last bit."""
+        state = {
+            "model_config": asdict(model_config),
+            "characters": "".join(vocabulary.characters),
+            "model": model.state_dict(),
+            "optimizer": [optimizer.state_dict() for optimizer in optimizers],
+            "rng": torch.get_rng_state(),
+            "config": asdict(config) | {"probes": list(config.probes)},
+            "data_sha256": digest,
+            "dtype": str(dtype).removeprefix("torch."),
+            "step": step,
+            "tokens": tokens,
+            "elapsed_s": time.perf_counter() - started,
+            "train_loss": train_loss,
+            "val_loss": val_loss,
+        }
+        save_checkpoint(folder.checkpoint, state)
+
+    def look() -> float:
+        """Evaluate on held-out documents and save the maps of this step."""
+        count = len(val_set) if step == config.max_iters else config.eval_batches
+        loss = evaluate(model, val_set, count, device, dtype)
+        for number, probe in enumerate(config.probes):
+            path = map_path(folder.path, number, step)
+            save_map(path, capture(model, vocabulary, probe, step, loss))
+        return loss
+
+    stopping = Stopping()
+    started = time.perf_counter() - elapsed
+    val_loss = state["val_loss"] if state else None
+    bar = tqdm(total=config.max_iters, initial=step, unit="step", disable=not (first and TERMINAL))
+    if first:
+        parameters = sum(p.numel() for p in model.parameters())
+        say(
+            f"{len(corpus.train):,} documents to train on, {len(corpus.val):,} held out, "
+            f"{len(vocabulary):,} characters; {parameters:,} parameters; {device}, "
+            f"{str(dtype).removeprefix('torch.')} products, {torch.get_num_threads()} threads"
+        )
+        folder.start_metrics(step if state else -1)
+        if not state:
+            folder.write_text("config.toml", to_toml(config))
+            val_loss = look()
+            folder.log(
+                step=0,
+                train_loss=None,
+                val_loss=val_loss,
+                learning_rate=0.0,
+                tokens=0,
+                tokens_per_s=None,
+                elapsed_s=time.perf_counter() - started,
+            )
+            save()
+
+    busy_s, busy_tokens = 0.0, 0
+    while step < config.max_iters and not stopping.signal:
+        step_started = time.perf_counter()
+        share = schedule(
+            step, config.lr_decay_iters or config.max_iters, config.warmup_iters, config.cooldown
+        )
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = group["peak_lr"] * share
+
+        # Each process takes every world-th row; all of them together take the mean over the batch.
+        idx, targets = train_set.shuffled(config.seed, step)
+        count = int((targets != IGNORE).sum())
+        rows = torch.arange(len(idx))[rank::world].tensor_split(config.accumulation)
+        batch_loss = torch.zeros(2, device=device)
+        for part in rows:
+            last = part is rows[-1]
+            wait = contextlib.nullcontext() if last or world == 1 else loss_of.no_sync()
+            with wait, torch.autocast(device.split(":")[0], dtype, enabled=dtype != torch.float32):
+                loss = loss_of(idx[part].to(device), targets[part].to(device)) * (world / count)
+                loss.backward()  # DistributedDataParallel divides the sum over processes by world
+            batch_loss[0] += loss.detach() / world
+        if world > 1:  # agree on the loss, and on stopping
+            batch_loss[1] = float(stopping.signal or 0)
+            dist.all_reduce(batch_loss)
+            stopping.signal = stopping.signal or int(batch_loss[1]) or None
+        if not math.isfinite(batch_loss[0].item()):
+            raise UsageError(
+                f"the loss is not finite at step {step}: lower --learning_rate and "
+                "--muon_learning_rate or set --grad_clip 1; the last good checkpoint is kept"
+            )
+        if config.grad_clip:
+            nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+        step += 1
+        tokens += count
+        train_loss = (train_loss[0] + batch_loss[0].item() * count, train_loss[1] + count)
+        busy_s += time.perf_counter() - step_started
+        busy_tokens += count
+        if not first:
+            continue
+        due = step % config.eval_interval == 0 or step == config.max_iters
+        if due:
+            val_loss = look()
+        if due or step % config.log_interval == 0:
+            mean, speed = train_loss[0] / train_loss[1], busy_tokens / busy_s
+            folder.log(
+                step=step,
+                train_loss=mean,
+                val_loss=val_loss if due else None,
+                learning_rate=config.learning_rate * share,
+                tokens=tokens,
+                tokens_per_s=speed,
+                elapsed_s=time.perf_counter() - started,
+            )
+            bar.set_postfix_str(
+                f"loss {mean:.3f}, val loss {val_loss:.3f}, {speed:,.0f} characters/s"
+            )
+            if due and not TERMINAL:
+                say(
+                    f"step {step}: loss {mean:.3f}, val loss {val_loss:.3f}, {speed:,.0f} characters/s"
+                )
+            train_loss, busy_s, busy_tokens = (0.0, 0), 0.0, 0
+        if due or stopping.signal:
+            save()
+        bar.update()
+    bar.close()
+
+    if world > 1:
+        dist.destroy_process_group()
+    if first:
+        folder.close()
+    if stopping.signal and step < config.max_iters:
+        if first:
+            say(f"stopped at step {step}, saved in {folder.checkpoint}: go on with --resume")
+        return 128 + stopping.signal
+    if first:
+        report(config, corpus, model, folder.path, step, val_loss)
+    return 0
+
+
+def report(
+    config: TrainConfig, corpus: Corpus, model: GPT, out_dir: Path, step: int, val_loss: float
+) -> None:
+    """What was reached: the loss beside two baselines, a poem, a look at the first probe."""
+    unigram, bigram = unigram_and_bigram(corpus.train, corpus.val, corpus.vocabulary)
+    print(f"held-out loss in nats a character: {val_loss:.3f}")
+    print(f"counting characters: {unigram:.3f}; counting pairs of characters: {bigram:.3f}")
+    print(f"final: step={step} val_loss={val_loss:.4f}", flush=True)
+
+
+def say(text: str) -> None:
+    """A remark beside the results, which go to stdout."""
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    run(main, CheckpointError, DataError, MachineError, MapError)
