@@ -1,0 +1,95 @@
+"""Batches: every poem once an epoch, none read across its border, in an order that is given."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from data.batches import IGNORE, SLACK, Batches
+from data.corpus import POEMS, Corpus, read_documents
+from data.vocabulary import DataError, Vocabulary
+
+MIXED = ["床前明月光", "疑是", "地上霜举头望明月低头思故乡", "月", "明月光床前", "光光", "霜" * 23]
+
+
+def batches(documents, block_size=8, batch_size=24) -> Batches:
+    return Batches(documents, Vocabulary.of(documents), block_size, batch_size)
+
+
+def read(vocabulary: Vocabulary, idx: torch.Tensor, targets: torch.Tensor):
+    """What each row reads and what it shall predict, without padding."""
+    for row, target in zip(idx, targets, strict=True):
+        n = int((target != IGNORE).sum())
+        assert (target[n:] == IGNORE).all()  # padding stands behind, never before
+        yield vocabulary.decode(row[:n].tolist()), vocabulary.decode(target[:n].tolist())
+
+
+def windows(document: str, block_size: int) -> list[tuple[str, str]]:
+    """The same by slicing strings: windows of block_size inputs, targets one further."""
+    text = "\n" + document + "\n"
+    return [
+        (text[i : i + block_size][: len(text) - 1 - i], text[i + 1 : i + 1 + block_size])
+        for i in range(0, len(text) - 1, block_size)
+    ]
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 8, 100])
+def test_all_of_every_document_once_in_both_orders(block_size):
+    vocabulary, these = Vocabulary.of(MIXED), batches(MIXED, block_size)
+    expected = Counter(pair for document in MIXED for pair in windows(document, block_size))
+    fixed = Counter(p for i in range(len(these)) for p in read(vocabulary, *these[i]))
+    assert fixed == expected
+    for epoch in (0, 1, 5):
+        steps = range(epoch * len(these), (epoch + 1) * len(these))
+        assert expected == Counter(
+            p for step in steps for p in read(vocabulary, *these.shuffled(7, step))
+        )
+    assert these.tokens == sum(len(document) + 1 for document in MIXED)
+
+
+def test_regular_poems_need_no_padding_and_fill_their_batches():
+    corpus = Corpus(read_documents(POEMS)[::20])
+    these = Batches(corpus.train, corpus.vocabulary, 65, 1536)
+    for step in range(len(these)):
+        idx, targets = these.shuffled(0, step)
+        assert (targets != IGNORE).all() and idx.size(1) in (25, 33, 49, 65)
+        assert idx.numel() <= 1536
+    sizes = [these[i][0].numel() for i in range(len(these))]
+    assert np.mean(sizes) > 1300
+
+
+def test_lengths_in_a_batch_differ_by_the_slack_at_most():
+    these = batches(["月" * n for n in range(1, 60)], block_size=64, batch_size=200)
+    for i in range(len(these)):
+        lengths = (these[i][1] != IGNORE).sum(-1)
+        assert lengths.max() <= SLACK * lengths.min() and these[i][0].numel() <= 200
+
+
+def test_the_order_depends_on_seed_and_step_alone():
+    documents = [chr(0x4E00 + n) * (5 + n % 2) for n in range(200)]
+    a, b = batches(documents), batches(documents)
+    far = [b.shuffled(3, step) for step in (250, 3, 120, 3)]  # asked for in another order
+    for (idx, targets), step in zip(far, (250, 3, 120, 3), strict=True):
+        again = a.shuffled(3, step)
+        assert torch.equal(idx, again[0]) and torch.equal(targets, again[1])
+    epochs = [[a.shuffled(3, e * len(a) + i)[0] for i in range(len(a))] for e in (0, 1)]
+    other_seed = [a.shuffled(4, i)[0] for i in range(len(a))]
+    for order in (epochs[1], other_seed):
+        assert not all(torch.equal(x, y) for x, y in zip(epochs[0], order, strict=True))
+    # Not only the batches change places: poems meet others of their length.
+    first, second = ({frozenset(x[:, 1].tolist()) for x in epoch} for epoch in epochs)
+    assert first != second
+
+
+def test_ids_beyond_16_bits_are_kept():
+    documents = ["".join(chr(0x10000 + n) for n in range(66_000)), "\U0001f319"]
+    vocabulary, these = Vocabulary.of(documents), batches(documents, 70_000, 70_000)
+    assert len(vocabulary) > 1 << 16
+    pairs = [p for i in range(len(these)) for p in read(vocabulary, *these[i])]
+    assert Counter(pairs) == Counter(w for d in documents for w in windows(d, 70_000))
+
+
+def test_nothing_to_make_batches_of():
+    with pytest.raises(DataError):
+        Batches([], Vocabulary("\n月"), 8, 24)

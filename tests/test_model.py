@@ -1,0 +1,195 @@
+"""The model against laws that any causal transformer with rotary positions must keep."""
+
+import math
+
+import pytest
+import torch
+
+from model.gpt import GPT, IGNORE, GPTConfig, Rotary, norm
+
+SIZES = GPTConfig(vocab_size=50, block_size=24, n_layer=3, n_head=2, n_embd=16)
+
+
+def made_up_model(config: GPTConfig = SIZES, seed: int = 0) -> GPT:
+    """A model whose every matrix is random: a new one has zeros that would hide faults."""
+    torch.manual_seed(seed)
+    model = GPT(config)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.normal_(std=0.3)
+    return model
+
+
+def texts(rows: int, columns: int, seed: int = 1) -> torch.Tensor:
+    return torch.randint(
+        SIZES.vocab_size, (rows, columns), generator=torch.Generator().manual_seed(seed)
+    )
+
+
+def test_no_logit_depends_on_a_later_character():
+    model, idx = made_up_model(), texts(1, SIZES.block_size)
+    logits = model(idx)[0]
+    for t in range(1, SIZES.block_size):
+        changed = idx.clone()
+        changed[0, t] = (idx[0, t] + 1) % SIZES.vocab_size
+        other = model(changed)[0]
+        assert torch.equal(other[0, :t], logits[0, :t])
+        assert not torch.allclose(other[0, t], logits[0, t])
+
+
+def test_a_logit_depends_on_every_earlier_character():
+    model, idx = made_up_model(), texts(1, SIZES.block_size)
+    embedded = model.wte(idx).detach().requires_grad_()
+    model.wte.forward = lambda _: embedded
+    model(idx)[0][0, -1].sum().backward()
+    assert (embedded.grad[0].abs().sum(-1) > 0).all()
+
+
+@pytest.mark.parametrize("vocab_size", [2, 50, 6301])
+def test_a_new_model_finds_every_character_equally_likely(vocab_size):
+    model = GPT(GPTConfig(vocab_size, n_layer=1, n_head=1, n_embd=8))
+    idx = torch.randint(vocab_size, (4, 30))
+    _, loss = model(idx, idx)
+    assert loss.item() == pytest.approx(math.log(vocab_size), rel=1e-6)
+    assert model.loss(idx, idx).item() == pytest.approx(math.log(vocab_size), rel=1e-6)
+
+
+def test_one_batch_can_be_overfitted():
+    torch.manual_seed(0)
+    model = GPT(SIZES)
+    idx, targets = texts(4, 20, seed=2), texts(4, 20, seed=3)
+    idx[:, 0] = torch.arange(4)  # no two texts begin alike: every target can be known
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for _ in range(250):
+        optimizer.zero_grad()
+        loss = model.loss(idx, targets)
+        loss.backward()
+        optimizer.step()
+    assert loss.item() < 0.1  # random targets: learnt by heart, from ln 50 = 3.9
+    logits, _ = model(idx)
+    assert torch.equal(logits.argmax(-1), targets)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rows_of_weights_sum_to_one_and_the_future_is_exactly_zero(dtype):
+    attention = made_up_model().blocks[1].attn
+    q, k = torch.randn(2, 3, 2, 20, 8, dtype=dtype)
+    weights = attention.weights(q, k)
+    assert weights.shape == (3, 2, 20, 20)
+    assert (weights.triu(1) == 0).all() and (weights.tril() > 0)[..., 0].all()
+    torch.testing.assert_close(weights.sum(-1), torch.ones(3, 2, 20, dtype=dtype))
+    # The weighted sum written out for one cell: exp(q·k / sqrt D) over its sum.
+    scores = [math.exp(float(q[1, 1, 7] @ k[1, 1, j]) / math.sqrt(8)) for j in range(8)]
+    assert weights[1, 1, 7, 3].item() == pytest.approx(scores[3] / sum(scores), rel=1e-5)
+
+
+def test_explicit_path_equals_fused_path_in_values_and_gradients():
+    attention = made_up_model().blocks[0].attn
+    x = torch.randn(3, 24, 16, requires_grad=True)
+    grad = torch.randn(3, 24, 16)
+    parameters = [x, *attention.parameters()]
+    explicit, weights = attention.explicit(x)
+    fused = attention(x)
+    torch.testing.assert_close(explicit, fused, rtol=1e-5, atol=1e-5)
+    for a, b in zip(
+        torch.autograd.grad(explicit, parameters, grad),
+        torch.autograd.grad(fused, parameters, grad),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_whole_model_on_the_explicit_path_gives_the_same_logits():
+    model, idx = made_up_model(), texts(2, 24)
+    fused = model(idx)[0]
+    for block in model.blocks:
+        block.attn.forward = lambda x, attn=block.attn: attn.explicit(x)[0]
+    torch.testing.assert_close(model(idx)[0], fused, rtol=1e-4, atol=1e-4)
+
+
+def test_rotary_products_depend_on_the_distance_alone():
+    rotary = Rotary(head_size=8, block_size=64)
+    q, k = torch.randn(2, 8)
+    turned_q, turned_k = rotary(q.expand(64, 8)), rotary(k.expand(64, 8))
+    products = turned_q @ turned_k.T
+    for distance in (0, 1, 7, 40):
+        line = products.diagonal(-distance)
+        torch.testing.assert_close(line, line[:1].expand_as(line), rtol=1e-4, atol=1e-4)
+    assert products.diagonal(-1)[0] != pytest.approx(products.diagonal(-7)[0].item(), abs=1e-3)
+    torch.testing.assert_close(turned_q.norm(dim=-1), q.norm().expand(64))  # a turn, no stretch
+
+
+def test_rotary_against_complex_numbers():
+    rotary, x = Rotary(head_size=6, block_size=10, base=100.0), torch.randn(10, 6)
+    pairs = torch.complex(x[:, :3], x[:, 3:])  # channel i together with i + D/2
+    angle = torch.arange(10.0)[:, None] * torch.tensor([100.0 ** (-i / 3) for i in range(3)])
+    turned = pairs * torch.polar(torch.ones_like(angle), angle)
+    torch.testing.assert_close(rotary(x), torch.cat([turned.real, turned.imag], -1))
+
+
+def test_rotary_start_continues_where_a_text_left_off():
+    rotary, x = Rotary(8, 16), torch.randn(10, 8)
+    torch.testing.assert_close(rotary(x)[6:], rotary(x[6:], start=6))
+
+
+def test_q_and_k_are_normalised():
+    q, k, v = made_up_model().blocks[0].attn.qkv(torch.randn(2, 9, 16))
+    assert q.shape == k.shape == v.shape == (2, 2, 9, 8)
+    for x in (q, k):  # a root mean square of 1 each
+        torch.testing.assert_close(x.square().mean(-1), torch.ones(2, 2, 9), rtol=1e-4, atol=1e-4)
+
+
+def test_norm_is_rms_norm():
+    x = torch.randn(5, 16)
+    torch.testing.assert_close(norm(x), x / x.square().mean(-1, keepdim=True).sqrt())
+
+
+def test_forward_gives_every_logit_and_the_mean_over_counted_targets():
+    model, idx = made_up_model(), texts(3, 10)
+    targets = texts(3, 10, seed=5)
+    targets[0, 4:] = IGNORE
+    logits, loss = model(idx, targets)
+    alone, none = model(idx)
+    assert logits.shape == (3, 10, 50) and none is None and torch.equal(logits, alone)
+    losses = [
+        -logits[b, t].log_softmax(-1)[targets[b, t]].item()
+        for b in range(3)
+        for t in range(10)
+        if targets[b, t] != IGNORE
+    ]
+    assert loss.item() == pytest.approx(sum(losses) / len(losses), rel=1e-5)
+
+
+def test_padding_behind_a_text_changes_nothing_before_it():
+    model, idx = made_up_model(), texts(1, 24)
+    short = model(idx[:, :15])[0]
+    torch.testing.assert_close(model(idx)[0][:, :15], short, rtol=1e-5, atol=1e-5)
+
+
+def test_dropout_acts_in_training_alone():
+    model = made_up_model(GPTConfig(50, 24, 2, 2, 16, dropout=0.5))
+    idx = texts(1, 24)
+    assert not torch.equal(model(idx)[0], model(idx)[0])
+    model.eval()
+    assert torch.equal(model(idx)[0], model(idx)[0])
+
+
+def test_longer_than_the_block_is_refused():
+    with pytest.raises(ValueError, match="25 characters, block_size is 24"):
+        made_up_model()(texts(1, 25))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"n_embd": 18, "n_head": 4}, "not divisible"),
+        ({"n_embd": 12, "n_head": 4}, "even for rotary"),
+        ({"n_layer": 0}, "n_layer must be at least 1"),
+        ({"block_size": -3}, "block_size must be at least 1"),
+        ({"dropout": 1.0}, r"dropout must be in \[0, 1\)"),
+        ({"dropout": math.nan}, "dropout"),
+    ],
+)
+def test_sizes_that_contradict_each_other(wrong, says):
+    with pytest.raises(ValueError, match=says):
+        GPTConfig(**({"vocab_size": 5} | wrong))

@@ -1,0 +1,67 @@
+"""Our Muon against torch.optim.Muon and against the singular values; the learning rate's course."""
+
+import pytest
+import torch
+from torch import nn
+
+from model.gpt import GPT, GPTConfig
+from model.optim import Muon, make_optimizers, orthogonalize, schedule
+
+SHAPES = [(24, 8), (24, 8), (8, 8), (8, 32), (32, 8), (8, 32)]
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_muon_takes_the_steps_of_torchs_muon(weight_decay):
+    torch.manual_seed(0)
+    ours = [nn.Parameter(torch.randn(shape)) for shape in SHAPES]
+    theirs = [nn.Parameter(p.detach().clone()) for p in ours]
+    optimizer = Muon(ours, lr=0.02, momentum=0.95, weight_decay=weight_decay)
+    reference = torch.optim.Muon(theirs, lr=0.02, momentum=0.95, weight_decay=weight_decay)
+    start = [p.detach().clone() for p in ours]
+    for _ in range(8):
+        for a, b in zip(ours, theirs, strict=True):
+            a.grad = torch.randn_like(a)
+            b.grad = a.grad.clone()
+        optimizer.step()
+        reference.step()
+    for a, b, before in zip(ours, theirs, start, strict=True):
+        moved = (b - before).norm()
+        # Newton-Schulz runs in bfloat16 (8 bits of mantissa): equal to a hundredth of the way.
+        assert (a - b).norm() <= 0.01 * moved and moved > 0.1
+
+
+def test_muon_leaves_parameters_without_gradient_alone():
+    p, unused = nn.Parameter(torch.ones(4, 4)), nn.Parameter(torch.ones(4, 4))
+    p.grad = torch.randn(4, 4)
+    Muon([p, unused], lr=0.1).step()
+    assert torch.equal(unused, torch.ones(4, 4)) and not torch.equal(p, torch.ones(4, 4))
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 8), (2, 8, 32), (2, 32, 8)])
+def test_orthogonalize_keeps_singular_vectors_and_evens_their_values(shape):
+    torch.manual_seed(0)
+    g = torch.randn(shape)
+    x = orthogonalize(g).float()
+    values = torch.linalg.svdvals(x)
+    assert ((values > 0.3) & (values < 1.3)).all()
+    u, _, vh = torch.linalg.svd(g, full_matrices=False)
+    assert torch.linalg.svdvals(u.mT @ x @ vh.mT).allclose(values, atol=0.02)
+    assert (torch.diagonal(u.mT @ x @ vh.mT, dim1=-2, dim2=-1) > 0.2).all()  # none turned over
+
+
+def test_every_parameter_has_one_optimizer_and_keeps_its_peak():
+    model = GPT(GPTConfig(20, n_layer=2, n_head=1, n_embd=8))
+    muon, adamw = make_optimizers(model, muon_lr=0.02, adamw_lr=0.005, weight_decay=0.1)
+    held = [p for o in (muon, adamw) for group in o.param_groups for p in group["params"]]
+    assert len(held) == len(set(held)) == len(list(model.parameters()))
+    assert {p.shape for p in adamw.param_groups[0]["params"]} == {(20, 8)}
+    assert [o.param_groups[0]["peak_lr"] for o in (muon, adamw)] == [0.02, 0.005]
+
+
+def test_schedule_rises_stays_and_falls_to_zero():
+    shares = [schedule(step, 100, 9, 0.4) for step in range(100)]
+    assert shares[:10] == pytest.approx([(i + 1) / 10 for i in range(10)])
+    assert shares[9:61] == [1.0] * 52
+    assert shares[60:] == pytest.approx([(100 - i) / 40 for i in range(60, 100)])
+    assert schedule(100, 100, 9, 0.4) == 0
+    assert schedule(0, 10, 0, 0.0) == 1.0  # no warm-up, no cool-down
