@@ -54,11 +54,13 @@ def run(main: Callable[[list[str]], int | None], *expected: type[Exception]) -> 
     """
     name = Path(sys.argv[0]).name
     for stream in (sys.stdout, sys.stderr):
-        # A console whose code page lacks a character shows "?" instead of ending in a traceback.
+        # Files and pipes get UTF-8. A console gets its own code page and, for a character that it
+        # lacks, "?" instead of a traceback.
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
+            free = not stream.isatty() and "PYTHONIOENCODING" not in os.environ
+            stream.reconfigure(encoding="utf-8" if free else None, errors="replace")
     try:
-        code = main(sys.argv[1:]) or 0
+        code = main([_text(argument) for argument in sys.argv[1:]]) or 0
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of our output left, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -66,14 +68,30 @@ def run(main: Callable[[list[str]], int | None], *expected: type[Exception]) -> 
     except KeyboardInterrupt:
         print(f"\n{name}: interrupted", file=sys.stderr)
         code = 130
-    except (UsageError, OSError, *expected) as error:
+    except (UsageError, OSError, UnicodeEncodeError, *expected) as error:
         print(f"{name}: error: {one_line(error)}", file=sys.stderr)
         code = 2
     sys.exit(code)
 
 
+def _text(argument: str) -> str:
+    """An argument as text: where the locale is not UTF-8 (LC_ALL=C) Python hands over bytes that it
+    could not decode as lone surrogates."""
+    try:
+        return os.fsencode(argument).decode() if not argument.isascii() else argument
+    except UnicodeError:
+        raise UsageError(
+            f"the argument {ascii(argument)} is not UTF-8: write it in UTF-8"
+        ) from None
+
+
 def one_line(error: Exception) -> str:
     """The message of an error, on one line."""
+    if isinstance(error, UnicodeEncodeError):
+        return (
+            f"this system's locale cannot name a file {error.object!r}: set PYTHONUTF8=1 or take "
+            "another name"
+        )
     if isinstance(error, OSError) and error.strerror:
         name = error.filename or "a file"
         return (
@@ -125,7 +143,7 @@ def read_settings(path: str | Path, cls: type[T]) -> dict[str, Any]:
         found = tomllib.loads(text)
     except OSError as error:
         raise UsageError(f"cannot read the config {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"the config {path} is not valid TOML in UTF-8: {error}") from None
     types = get_type_hints(cls)
     for key, value in found.items():
@@ -138,8 +156,10 @@ def read_settings(path: str | Path, cls: type[T]) -> dict[str, Any]:
 def _checked(value: Any, kind: Any, name: str) -> Any:
     if _is_list(kind) and isinstance(value, list):
         return tuple(_checked(v, get_args(kind)[0], f"each of {name}") for v in value)
-    if kind is float and type(value) is int:
+    if kind is float and type(value) is int and abs(value) < 1 << 63:
         return float(value)
+    if kind is str and "\0" in str(value):
+        raise UsageError(f"{name} has a NUL character in it: leave it out")
     if type(value) is not kind:
         expected = "list" if _is_list(kind) else kind.__name__
         raise UsageError(f"{name} must be of type {expected}, not {value!r}")

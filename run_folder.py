@@ -39,9 +39,9 @@ class RunFolder:
         self.path = Path(path)
         self.checkpoint = self.path / "ckpt.pt"
         if resume and not self.checkpoint.exists():
-            raise UsageError(f"nothing to resume in {path}: start without --resume")
+            raise UsageError(f"no checkpoint to resume from in {path}: start without --resume")
         self.path.mkdir(parents=True, exist_ok=True)
-        self._lock_file = open(self.path / "lock", "a", encoding="utf-8")
+        self._lock_file = open(self.path / "lock", "a", encoding="utf-8")  # noqa: SIM115
         try:
             _lock(self._lock_file)
         except OSError:
@@ -52,9 +52,10 @@ class RunFolder:
         if overwrite:
             self._clear()
         elif held and not resume:
+            going_on = "go on with --resume, " if self.checkpoint.exists() else ""
             raise UsageError(
-                f"{path} already holds a run ({', '.join(held)}): go on with --resume, begin anew "
-                "with --overwrite, or name another --out_dir"
+                f"{path} already holds a run ({', '.join(held)}): {going_on}begin anew with "
+                "--overwrite, or name another --out_dir"
             )
 
     def _clear(self) -> None:
@@ -73,19 +74,21 @@ class RunFolder:
         as the resumed run writes them again."""
         kept = []
         log = self.path / "metrics.jsonl"
-        for line in log.read_text(encoding="utf-8").splitlines() if log.exists() else []:
+        text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+        for line in text.splitlines():
             try:
                 if json.loads(line)["step"] <= step:
                     kept.append(line + "\n")
             except (json.JSONDecodeError, KeyError, TypeError):  # cut off by a power cut or a kill
                 continue
         self.write_text("metrics.jsonl", "".join(kept))
-        self._metrics = open(log, "a", encoding="utf-8", newline="\n")
+        self._metrics = open(log, "a", encoding="utf-8", newline="\n")  # noqa: SIM115
 
     def log(self, **values: Any) -> None:
-        """Append one line to metrics.jsonl; non-finite numbers become null, as JSON has none."""
+        """Append one line to metrics.jsonl, on disk before a checkpoint of that step can be."""
         self._metrics.write(json.dumps(values, allow_nan=False) + "\n")
         self._metrics.flush()
+        os.fsync(self._metrics.fileno())
 
     def close(self) -> None:
         """Give the folder free."""

@@ -19,6 +19,7 @@ from hashlib import sha256
 from pathlib import Path
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while importing: stop, no traceback
     print("loading torch ...", file=sys.stderr, flush=True)
 
 import torch
@@ -31,7 +32,7 @@ from command_line import Parser, UsageError, add_settings, read_settings, run, s
 from data.baselines import unigram_and_bigram
 from data.batches import IGNORE, Batches
 from data.corpus import FOLDS, Corpus, read_documents
-from data.vocabulary import DataError
+from data.vocabulary import BOUNDARY, DataError
 from maps.capture import MapError, capture, map_path, save_map
 from model.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from model.gpt import GPT, GPTConfig
@@ -96,6 +97,9 @@ class TrainConfig:
             raise UsageError(f"cooldown is a share of the run, 0 to 1, not {self.cooldown}")
         if not 0 <= self.fold < FOLDS:
             raise UsageError(f"fold must be 0 to {FOLDS - 1}, not {self.fold}")
+        for name, value in asdict(self).items():
+            if isinstance(value, int) and value >= 1 << 63:
+                raise UsageError(f"{name} is too large: take less than 2^63")
         if not self.out_dir:
             raise UsageError("out_dir is empty: name a folder")
         self.model_config(vocab_size=1)
@@ -194,8 +198,8 @@ def check_same(config: TrainConfig, digest: str, state: dict) -> None:
         "grad_clip weight_decay learning_rate muon_learning_rate"
     )
     pairs = {name: (state["config"].get(name), getattr(config, name)) for name in names.split()}
-    pairs["probes"] = tuple(map(tuple, pairs["probes"]))
-    pairs["text in data"] = (state["data_sha256"], digest)
+    pairs["probes"] = tuple(tuple(probes or ()) for probes in pairs["probes"])
+    pairs["text in data"] = (state.get("data_sha256"), digest)
     differing = [
         f"{name} (was {was}, is {now})" for name, (was, now) in pairs.items() if was != now
     ]
@@ -231,6 +235,8 @@ def main(argv: list[str]) -> int:
     val_set = Batches(corpus.val, vocabulary, config.block_size, config.batch_size)
     for probe in config.probes:
         vocabulary.encode(probe)
+        if not probe or BOUNDARY in probe:
+            raise UsageError("a probe is one line of text: give at least one character")
         if len(probe) >= config.block_size:
             raise UsageError(f"the probe {probe} is longer than block_size {config.block_size}")
     state = load_checkpoint(Path(config.out_dir) / "ckpt.pt") if resume else None
@@ -283,6 +289,8 @@ def main(argv: list[str]) -> int:
         """Evaluate on held-out documents and save the maps of this step."""
         count = len(val_set) if step == config.max_iters else config.eval_batches
         loss = evaluate(model, val_set, count, device, dtype)
+        if not math.isfinite(loss):
+            raise not_finite(step)
         for number, probe in enumerate(config.probes):
             path = map_path(folder.path, number, step)
             save_map(path, capture(model, vocabulary, probe, step, loss))
@@ -341,10 +349,7 @@ def main(argv: list[str]) -> int:
             dist.all_reduce(batch_loss)
             stopping.signal = stopping.signal or int(batch_loss[1]) or None
         if not math.isfinite(batch_loss[0].item()):
-            raise UsageError(
-                f"the loss is not finite at step {step}: lower --learning_rate and "
-                "--muon_learning_rate or set --grad_clip 1; the last good checkpoint is kept"
-            )
+            raise not_finite(step)
         if config.grad_clip:
             nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip)
         for optimizer in optimizers:
@@ -408,10 +413,19 @@ def report(
     print(f"final: step={step} val_loss={val_loss:.4f}", flush=True)
 
 
+def not_finite(step: int) -> UsageError:
+    """What to raise where a loss is NaN or infinite, before anything of that step is saved."""
+    return UsageError(
+        f"the loss is not finite at step {step}: lower --learning_rate and --muon_learning_rate or "
+        "set --grad_clip 1; the last good checkpoint is kept"
+    )
+
+
 def say(text: str) -> None:
     """A remark beside the results, which go to stdout."""
     print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     run(main, CheckpointError, DataError, MachineError, MapError)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,8 +80,9 @@ def load_map(path: str | Path) -> AttentionMap:
             step, val_loss = int(file["step"]), float(file["val_loss"])
     except FileNotFoundError:
         raise MapError(f"no map {path}: run train.py to make maps") from None
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
-        raise MapError(f"{path} is damaged or no attention map ({error}); delete it") from None
+    except Exception as error:  # numpy, zipfile and zlib raise many kinds for damaged files
+        reason = " ".join(str(error).split())
+        raise MapError(f"{path} is damaged or no attention map ({reason}); delete it") from None
     fault = _fault(weights, tokens)
     if fault:
         raise MapError(f"{path} is no attention map: {fault}; delete it and train anew")
@@ -90,7 +90,7 @@ def load_map(path: str | Path) -> AttentionMap:
 
 
 def _fault(weights: np.ndarray, tokens: np.ndarray) -> str | None:
-    if tokens.dtype.kind != "U" or tokens.ndim != 1 or not len(tokens):
+    if tokens.dtype not in ("<U1", ">U1") or tokens.ndim != 1 or not len(tokens):
         return "its tokens are not a list of characters"
     if weights.dtype.kind != "f" or weights.ndim != 4 or 0 in weights.shape:
         return f"its weights have type {weights.dtype} and shape {weights.shape}"

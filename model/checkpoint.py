@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 from model.gpt import GPT, GPTConfig
 
 FORMAT = "mini-character-gpt 1"
+KEYS = ("model_config", "characters", "model", "config", "step", "val_loss")  # what all readers use
 
 
 class CheckpointError(ValueError):
@@ -33,14 +35,23 @@ def replacing(path: str | Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and not error.filename:  # a full disk names no file
+            error.filename = str(path)
         raise
 
 
 def save_checkpoint(path: str | Path, state: dict[str, Any]) -> None:
     """Write `state` (plain values and tensors) so that `path` holds either the old or the new
-    checkpoint, never half of one. Raises OSError where that fails."""
+    checkpoint, never half of one. Raises OSError where that fails, CheckpointError where the model
+    is spoilt: such a checkpoint must not take the place of a good one."""
+    for name, values in state["model"].items():
+        if not values.isfinite().all():
+            raise CheckpointError(
+                f"{name} is not finite at step {state.get('step')}: lower --learning_rate and "
+                "--muon_learning_rate or set --grad_clip 1; the last good checkpoint is kept"
+            )
     # To memory first: torch reports a full disk as an internal error of its writer.
     buffer = io.BytesIO()
     torch.save({"format": FORMAT, **state}, buffer)
@@ -53,6 +64,11 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
     would run code is refused. Raises CheckpointError for any file that is not a checkpoint of ours."""
     path = Path(path)
     try:
+        # torch does not compare the check sums, so a flipped bit would pass as another weight.
+        with zipfile.ZipFile(path) as file:
+            damaged = file.testzip()
+        if damaged:
+            raise CheckpointError(f"{damaged} has another check sum")
         state = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise CheckpointError(f"no checkpoint {path}: run `python train.py` first") from None
@@ -63,6 +79,9 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} {kind}: train anew or name another out_dir") from None
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise CheckpointError(f"{path} is no checkpoint of this program: train one with train.py")
+    missing = [name for name in KEYS if name not in state]
+    if missing:
+        raise CheckpointError(f"{path} lacks {', '.join(missing)}: train anew")
     return state
 
 
