@@ -26,9 +26,14 @@ def state() -> dict:
     torch.manual_seed(0)
     model = GPT(GPTConfig(4, block_size=8, n_layer=1, n_head=1, n_embd=4))
     return {
-        "model_config": dict(
-            vocab_size=4, block_size=8, n_layer=1, n_head=1, n_embd=4, dropout=0.0
-        ),
+        "model_config": {
+            "vocab_size": 4,
+            "block_size": 8,
+            "n_layer": 1,
+            "n_head": 1,
+            "n_embd": 4,
+            "dropout": 0.0,
+        },
         "characters": "\n床前月",
         "model": model.state_dict(),
         "config": {"seed": 1},
