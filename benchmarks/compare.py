@@ -1,0 +1,171 @@
+"""Our training beside the reference recipe (reference.py): quality for time, speed, memory, start.
+
+Trainings run in turn, each alone in a fresh process. Their clock is that of their steps, making
+batches included; evaluations, maps, checkpoints and starting are left out for both, and starting is
+measured by itself. Both are judged on every character of the same held-out poems.
+"""
+
+from __future__ import annotations
+
+import sys
+from statistics import mean, median
+
+from benchmarks.common import ROOT, SIZES, publish, table
+from benchmarks.flops import FORMULA, peak, training_flops
+from benchmarks.memory import megabytes
+from benchmarks.plot import plot
+from benchmarks.runs import Log, Memory, reference, seconds_to_first_step, train
+from command_line import Parser
+from data.batches import IGNORE, Batches
+from data.corpus import POEMS, Corpus, read_documents
+from model.gpt import GPTConfig
+from model.machine import pick_dtype
+
+OUT = ROOT / "out" / "benchmarks"
+PICTURE = ROOT / "docs" / "loss.png"
+Rows = list[tuple[str, str, str]]  # what, value, goal
+
+
+def main(argv: list[str]) -> None:
+    """Measure, print the table, keep it in RESULTS.md and the picture in docs/."""
+    parser = Parser(prog="benchmarks training", description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="two minutes; keep nothing")
+    parser.add_argument("--seeds", type=int, default=3, help="trainings of each kind")
+    args = parser.parse_args(argv)
+    rows = start(1 if args.quick else 3)
+    if args.quick:
+        rows += throughput(rounds=1, steps=20)
+        rows += quality(seeds=1, reference_steps=80, default={"max_iters": 40})
+    else:
+        rows += throughput(rounds=5, steps=60)
+        rows += quality(args.seeds, reference_steps=2000, default={})
+    text = (
+        f"{' '.join(__doc__.split(chr(10), 2)[2].split())} Seeds: {1 if args.quick else args.seeds}."
+        f"\n\n{table(('', 'measured', 'goal'), rows)}\n\nFLOPs a character: {FORMULA}."
+    )
+    publish("training", text, keep=not args.quick)
+
+
+def say(text: str) -> None:
+    """Progress, on stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def start(runs: int) -> Rows:
+    """Seconds from `python train.py` to its first step."""
+    say("starting train.py ...")
+    seconds = [seconds_to_first_step(OUT / "start") for _ in range(runs)]
+    return [("`python train.py` to its first step", f"{median(seconds):.1f} s", "at most 3 s")]
+
+
+def throughput(rounds: int, steps: int) -> Rows:
+    """Characters/s at one shape, in turn, and our share of the machine's peak meanwhile."""
+    dtype = pick_dtype("auto", "cpu")
+    settings = {"eval_interval": steps, "log_interval": steps // 2, "max_iters": steps}
+    settings_of_ours = settings | SIZES | {"dtype": str(dtype).removeprefix("torch.")}
+    ours, theirs, peaks = [], [], []
+    for i in range(rounds):
+        say(f"speed at {SIZES}: round {i + 1} of {rounds} ...")
+        peaks.append(peak(dtype))
+        # Each log's second half: the first one also warms up.
+        theirs.append(reference(OUT / "speed", **settings | {"eval_interval": 0})[0].speeds[1])
+        ours.append(train(OUT / "speed", eval_batches=1, **settings_of_ours)[0].speeds[1])
+    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+    flops = training_flops(*shape_and_length())
+    best = max(peaks)
+    return [
+        ("reference, characters/s", f"{median(theirs):,.0f}", ""),
+        ("ours at the reference's shape, characters/s", f"{median(ours):,.0f}", ""),
+        (
+            "ours / reference",
+            f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
+            "at least 2.5",
+        ),
+        (
+            f"peak of matrix products in {settings_of_ours['dtype']}",
+            f"{best / 1e9:,.0f} GFLOP/s",
+            "",
+        ),
+        (
+            f"our share of the peak, at {flops / 1e6:.2f} MFLOP a character",
+            f"{median(ours) * flops / best:.0%}",
+            "at least 50%",
+        ),
+    ]
+
+
+def shape_and_length() -> tuple[GPTConfig, float]:
+    """The shape for peers, and the mean length of the text that a training character stands in."""
+    corpus = Corpus(read_documents(POEMS))
+    config = GPTConfig(len(corpus.vocabulary), **SIZES)
+    batches = Batches(corpus.train, corpus.vocabulary, config.block_size, 1536)
+    counts = [
+        (int((y != IGNORE).sum()), y.size(1))
+        for _, y in map(batches.__getitem__, range(len(batches)))
+    ]
+    return config, sum(n * length for n, length in counts) / sum(n for n, _ in counts)
+
+
+def quality(seeds: int, reference_steps: int, default: dict[str, int]) -> Rows:
+    """Loss against time: the default training, then for each seed the reference and ours in as much
+    time and in a tenth of it."""
+    say("the default training ...")
+    whole, memory = train(OUT / "default", **default)
+    step_s = whole.total_s / whole.steps
+    peers, equal, tenth = [], [], []
+    for seed in range(1, seeds + 1):
+        say(f"seed {seed} of {seeds}: the reference ...")
+        settings = {"max_iters": reference_steps, "seed": seed}
+        settings["eval_interval"] = reference_steps // (8 if seed == 1 else 2)
+        peers.append(reference(OUT / f"reference_{seed}", **settings)[0])
+        seconds = mean(log.total_s for log in peers)
+        for share, logs in ((1, equal), (10, tenth)):
+            steps = max(1, round(seconds / share / step_s))
+            say(f"seed {seed} of {seeds}: ours in {seconds / share:.0f} s, {steps:,} steps ...")
+            settings = {"max_iters": steps, "eval_interval": steps, "eval_batches": 1, "seed": seed}
+            logs.append(train(OUT / f"ours_{seed}_{share}", **settings)[0])
+    if not default:
+        plot(PICTURE, peers, [whole, *equal])
+    return judge(whole, memory, peers, equal, tenth)
+
+
+def judge(whole: Log, memory: Memory, peers: list[Log], equal: list[Log], tenth: list[Log]) -> Rows:
+    """The rows on quality and memory."""
+    seconds, goal = mean(log.total_s for log in peers), mean(log.losses[-1] for log in peers)
+    reached = whole.time_to(goal)
+    on_the_way = "not reached" if reached is None else f"{reached:.0f} s, {reached / seconds:.3f}"
+    gaps = [a.losses[-1] - b.losses[-1] for a, b in zip(peers, equal, strict=True)]
+    early = [a.losses[-1] - b.losses[-1] for a, b in zip(peers, tenth, strict=True)]
+    return [
+        ("reference: time, loss", f"{seconds:.0f} s, {spread(peers)}", ""),
+        ("ours, default: time, loss", f"{whole.total_s:.0f} s, {whole.losses[-1]:.3f}", ""),
+        ("ours, default: passes the reference's loss at, share of its time", on_the_way, ""),
+        (
+            "ours in a tenth of the reference's time (fewer steps): time, loss",
+            f"{mean(log.total_s for log in tenth):.1f} s, {spread(tenth)}",
+            "",
+        ),
+        (
+            "nats below the reference then",
+            f"{mean(early):.3f} (worst {min(early):.3f})",
+            "at least 0",
+        ),
+        (
+            "ours in the reference's time: time, loss",
+            f"{mean(log.total_s for log in equal):.0f} s, {spread(equal)}",
+            "",
+        ),
+        (
+            "nats below the reference then",
+            f"{mean(gaps):.3f} (worst {min(gaps):.3f})",
+            "at least 1.05",
+        ),
+        ("main memory of the default training, peak", megabytes(memory.peak), "at most 600 MB"),
+        ("its rise in the second half", megabytes(memory.rise()), "0"),
+    ]
+
+
+def spread(logs: list[Log]) -> str:
+    """The mean of the last losses and their range."""
+    last = [log.losses[-1] for log in logs]
+    return f"{mean(last):.3f} ({min(last):.3f} to {max(last):.3f})"

@@ -1,0 +1,111 @@
+"""The benchmarks' arithmetic and their words; nothing here measures a time."""
+
+import json
+import math
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks import common
+from benchmarks.__main__ import NAMES, main
+from benchmarks.common import publish, require, table
+from benchmarks.flops import training_flops
+from benchmarks.reference import LOW, PEAK, WARMUP, learning_rate
+from benchmarks.runs import Log, Memory
+from benchmarks.steps import Step
+from command_line import UsageError
+from model.gpt import GPT, CausalSelfAttention, GPTConfig
+
+
+@pytest.mark.parametrize("T", [3, 8])
+def test_flops_are_those_torch_counts(T, monkeypatch):
+    # The explicit path: torch's counter knows products, not the fused kernel on every device.
+    monkeypatch.setattr(CausalSelfAttention, "forward", lambda self, x: self.explicit(x)[0])
+    config = GPTConfig(vocab_size=11, block_size=8, n_layer=2, n_head=2, n_embd=12)
+    model, idx = GPT(config), torch.randint(11, (5, T))
+    with FlopCounterMode(display=False) as counter:
+        model.loss(idx, idx).backward()
+    assert counter.get_total_flops() == training_flops(config, T) * idx.numel()
+
+
+def log(tmp_path, *lines):
+    path = tmp_path / "metrics.jsonl"
+    keys = ("step", "tokens", "tokens_per_s", "val_loss")
+    text = "".join(json.dumps(dict(zip(keys, line, strict=True))) + "\n" for line in lines)
+    path.write_text(text, encoding="utf-8", newline="\n")
+    return Log.read(path)
+
+
+def test_log_times_steps_alone_and_reads_between_evaluations(tmp_path):
+    found = log(
+        tmp_path, (0, 0, None, 9.0), (1, 100, 50, None), (2, 300, 100, 7.0), (3, 400, 100, 6.0)
+    )
+    assert found.seconds == [0, 4, 5]
+    assert found.steps == 3 and found.total_s == 5
+    assert found.loss_at(4.5) == 6.5 and found.loss_at(2) == 8 and found.loss_at(99) == 6
+    assert found.time_to(8) == 2 and found.time_to(6.25) == 4.75 and found.time_to(9) == 0
+    assert found.time_to(5.9) is None
+    for loss in (8.5, 7, 6.1):
+        assert math.isclose(found.loss_at(found.time_to(loss)), loss)
+
+
+def test_time_to_a_loss_is_the_first_one_where_the_curve_turns_back(tmp_path):
+    found = log(tmp_path, (0, 0, None, 9.0), (1, 1, 1, 7.0), (2, 2, 1, 8.0), (3, 3, 1, 6.0))
+    assert found.time_to(7.5) == 0.75
+
+
+def test_memory_that_is_flat_does_not_rise():
+    assert Memory(5, [1, 5, 5, 4, 5]).rise() == 0
+    assert Memory(9, [5, 5, 5, 9]).rise() == 4
+    assert Memory().rise() is None
+
+
+def test_parts_of_a_step_do_not_overlap():
+    from benchmarks.profile import parts
+
+    step = Step(GPTConfig(11, 8, n_layer=2, n_head=2, n_embd=12), torch.float32, timed=True)
+    idx = torch.randint(11, (2, 8))
+    step(idx, idx)
+    inner = [seconds for name, seconds in step.seconds.items() if ": " in name]
+    assert len(inner) == 4
+    assert all(seconds > 0 for seconds in parts(step).values())
+    assert math.isclose(sum(parts(step).values()), sum(step.seconds.values()) - sum(inner))
+
+
+def test_reference_rate_rises_then_falls_as_a_cosine():
+    assert learning_rate(0, 2000) == PEAK / WARMUP
+    assert learning_rate(WARMUP - 1, 2000) == learning_rate(WARMUP, 2000) == PEAK
+    assert math.isclose(learning_rate(1050, 2000), (PEAK + LOW) / 2)
+    assert math.isclose(learning_rate(2000, 2000), LOW)
+
+
+def test_unknown_name_is_answered_with_the_nearest():
+    with pytest.raises(UsageError, match="no benchmark trainig; did you mean training"):
+        main(["trainig"])
+
+
+def test_missing_peer_is_answered_with_the_command_that_installs_it(monkeypatch):
+    monkeypatch.setattr(common, "find_spec", lambda name: None)
+    for name, (_, _, packages) in NAMES.items():
+        if packages:
+            with pytest.raises(UsageError, match="pip install -r benchmarks/requirements.txt"):
+                main([name])
+
+
+def test_present_package_is_not_missed():
+    require("torch")
+
+
+def test_publish_replaces_its_own_block_alone(tmp_path):
+    path = tmp_path / "RESULTS.md"
+    path.write_text("# Results\n\nby hand\n", encoding="utf-8")
+    publish("speed", "first", keep=True, path=path)
+    publish("size", "other", keep=True, path=path)
+    publish("speed", table(("a", "b"), [("x", 1)]), keep=True, path=path)
+    publish("size", "not kept", keep=False, path=path)
+    text = path.read_text(encoding="utf-8")
+    assert text.startswith("# Results\n\nby hand\n")
+    assert "first" not in text and "not kept" not in text
+    assert text.count("## Speed") == text.count("## Size") == text.count("other") == 1
+    assert "| x | 1 |" in text
