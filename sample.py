@@ -11,6 +11,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Iterable
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from command_line import Parser, UsageError, run
@@ -116,21 +117,17 @@ class Printer:
 
 
 def report_novelty(poems: list[str], state: dict[str, Any]) -> None:
-    """Say of each poem what it shares with training poems, then the means."""
+    """Say of each poem what it shares with training poems, and the means over all."""
     index = NoveltyIndex(corpus_of(state).train)
     found = [index.measure(poem) for poem in poems]
-    for number, (poem, novelty) in enumerate(zip(poems, found, strict=True), 1):
+    for number, novelty in enumerate(found, 1):
         say(
-            f"{number}. {poem[:6]}…: longest shared run {len(novelty.run)} characters, "
-            f"{novelty.run or '-'} in {novelty.source or '-'}; {novelty.share:.1%} of its "
-            f"{index.RUN}-character runs stand in training poems"
+            f"poem {number} shares at most {len(novelty.run)} characters in a row with a training "
+            f"poem ({novelty.run} in {novelty.source}) and {novelty.share:.1%} of its "
+            f"{index.RUN}-character runs with all of them"
         )
-    shares = [novelty.share for novelty in found if novelty.share == novelty.share]
-    say(
-        f"mean of {len(found)}: longest shared run "
-        f"{sum(len(novelty.run) for novelty in found) / len(found):.2f} characters, "
-        f"{sum(shares) / max(len(shares), 1):.2%} of {index.RUN}-character runs"
-    )
+    longest = fmean(len(novelty.run) for novelty in found)
+    say(f"mean: {longest:.2f} in a row, {fmean(novelty.share for novelty in found):.2%} of runs")
 
 
 def save_maps(poems: list[str], folder: str, model: GPT, vocabulary: Vocabulary, state) -> None:
@@ -143,9 +140,7 @@ def save_maps(poems: list[str], folder: str, model: GPT, vocabulary: Vocabulary,
             say(f"poem {number + 1} is empty: no map")
             continue
         if len(poem) > longest:
-            say(
-                f"poem {number + 1} is longer than the block: map of its first {longest} characters"
-            )
+            say(f"poem {number + 1} is longer than the block: its first {longest} characters")
         map = capture(model, vocabulary, poem[:longest], state["step"], state["val_loss"])
         save_map(map_path(folder, number, state["step"]), map)
     say(f"attention maps saved in {Path(folder) / 'attention'}")
@@ -159,7 +154,7 @@ def main(argv: list[str]) -> int:
     prompt = full_width(args.prompt, vocabulary)
     if BOUNDARY in prompt:
         raise UsageError("the prompt has a line feed in it: give one line")
-    ids = vocabulary.encode(BOUNDARY + prompt)
+    ids = vocabulary.encode(BOUNDARY) + vocabulary.encode(prompt)
     allowed = both(make_masks(args, prompt, vocabulary, state))
     engine = Engine(model)
     printer = Printer(prompt, args.num_samples, args.pretty)

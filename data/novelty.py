@@ -11,8 +11,8 @@ import numpy as np
 @dataclass(frozen=True)
 class Novelty:
     """`run`: the longest run of characters shared with a training poem, punctuation apart; `source`:
-    that poem; `share`: of the poem's runs of five characters, how many stand in training poems
-    (0 to 1; NaN for a poem of fewer characters)."""
+    that poem; both empty where not even two characters are shared. `share`: of the poem's runs of
+    five characters, how many stand in training poems (0 to 1; 0 for a poem of fewer characters)."""
 
     run: str
     source: str
@@ -60,7 +60,7 @@ class NoveltyIndex:
         size, start, place = best
         run = "".join(map(chr, asked[start : start + size]))
         source = self._poems[self._poem[place]] if size else ""
-        return Novelty(run, source, shared / runs if runs > 0 else float("nan"))
+        return Novelty(run, source, shared / max(runs, 1))
 
 
 def _codes(text: str) -> np.ndarray:

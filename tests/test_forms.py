@@ -38,8 +38,8 @@ def rhymed_poems(count: int = 300) -> list[str]:
     for _ in range(count):
         lines = ["".join(rng.sample(OTHERS, 4)) for _ in range(4)]
         ends = rng.sample(rng.choice(RHYMES), 3)
-        lines = [line + end for line, end in zip(lines, [*OTHERS[:1], *ends], strict=True)]
-        poems.append("{0}，{1}。{2}，{3}。".format(*lines))
+        a, b, c, d = (line + end for line, end in zip(lines, ["山", *ends], strict=True))
+        poems.append(f"{a}，{b}。{c}，{d}。")
     return poems
 
 

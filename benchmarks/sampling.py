@@ -1,0 +1,96 @@
+"""Writing characters beside transformers' GPT-2 with its cache on, and beside what memory allows.
+
+Both models have the same shape and random weights, and write the same number of characters by the
+same number of threads; they take turns, and each figure is the median of its rounds. The memory's
+limit is the time in which this machine, one thread, reads as many bytes as the weights have that
+each character needs; a batch reads them once for all its texts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from statistics import median
+
+import torch
+
+from benchmarks.common import SIZES, publish, table
+from benchmarks.reference import build
+from command_line import Parser
+from data.corpus import POEMS, Corpus, read_documents
+from model.generate import Engine, Sampling
+from model.gpt import GPT, GPTConfig
+
+CHARACTERS = 63  # with the start, what transformers' model has positions for
+BATCHES = (1, 64)
+
+
+def seconds(writers: list[Callable[[], object]], rounds: int) -> list[float]:
+    """The median time of each, taking turns, after one round that does not count."""
+    taken: list[list[float]] = [[] for _ in writers]
+    for _ in range(rounds + 1):
+        for writer, times in zip(writers, taken, strict=True):
+            started = time.perf_counter()
+            writer()
+            times.append(time.perf_counter() - started)
+    return [median(times[1:]) for times in taken]
+
+
+def read_seconds(size: int, rounds: int) -> float:
+    """The time in which one thread reads `size` bytes, again and again, as weights are."""
+    numbers, threads = torch.ones(size // 4), torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return seconds([lambda: [numbers.sum() for _ in range(20)]], rounds)[0] / 20
+    finally:
+        torch.set_num_threads(threads)
+
+
+def main(argv: list[str]) -> None:
+    """Print the table and keep it in RESULTS.md."""
+    parser = Parser(prog="benchmarks sampling", description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="fewer rounds; keep nothing")
+    rounds = 3 if parser.parse_args(argv).quick else 15
+
+    vocab_size = len(Corpus(read_documents(POEMS)).vocabulary)
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(vocab_size, **SIZES))
+    for p in model.parameters():
+        torch.nn.init.normal_(p, std=0.05)
+    engine, peer = Engine(model), build(vocab_size).eval()
+    peer.generation_config.eos_token_id = None  # neither model stops early
+    needed = sum(p.numel() for p in model.parameters()) - model.wte.weight.numel()
+    limit = read_seconds(4 * needed, rounds)
+
+    rows = []
+    for count in BATCHES:
+        for name, temperature in (("greedy", 0.0), ("sampled", 1.0)):
+
+            def ours(count=count, temperature=temperature) -> int:
+                found = engine.generate([[0]] * count, CHARACTERS, Sampling(temperature))
+                return sum(map(len, found))
+
+            @torch.inference_mode()
+            def theirs(count=count, temperature=temperature) -> int:
+                start = torch.zeros(count, 1, dtype=torch.long)
+                found = peer.generate(
+                    start,
+                    attention_mask=torch.ones_like(start),
+                    max_new_tokens=CHARACTERS,
+                    do_sample=temperature > 0,
+                    top_k=None,
+                    use_cache=True,
+                    pad_token_id=0,
+                )
+                return found[:, 1:].numel()
+
+            if not ours() == theirs() == count * CHARACTERS:
+                raise RuntimeError("the two did not write the same number of characters")
+            mine, other = seconds([ours, theirs], rounds if count == 1 else max(3, rounds // 3))
+            speeds = [f"{count * CHARACTERS / taken:,.0f}" for taken in (mine, other)]
+            share = f"{limit * CHARACTERS / mine:.0%}"
+            rows.append((f"{count} × {name}", *speeds, f"{other / mine:.1f}", share))
+    header = ("texts", "ours, characters/s", "transformers", "ratio", "of the memory's limit")
+    text = table(header, rows)
+    text += f"\n\nWeights read for a character: {4 * needed / 1e6:.1f} MB in {limit * 1e6:.0f} µs."
+    publish("sampling", text, keep=rounds > 3)
