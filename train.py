@@ -20,7 +20,8 @@ from pathlib import Path
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while importing: stop, no traceback
-    print("loading torch ...", file=sys.stderr, flush=True)
+    if sys.stderr.isatty():
+        print("loading torch ...", file=sys.stderr, flush=True)
 
 import torch
 import torch.distributed as dist

@@ -60,7 +60,7 @@ def flags(**settings: object) -> list[str]:
 def run_script(name: str, *arguments: object) -> Outcome:
     """Run a script as `python NAME ARGUMENTS` would, but within this process, which spares the
     seconds that a new one needs to import torch."""
-    out, err = io.StringIO(), io.StringIO()
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", newline="") for _ in range(2))
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     threads = torch.get_num_threads()
     argv = [str(ROOT / name), *map(str, arguments)]
@@ -78,7 +78,11 @@ def run_script(name: str, *arguments: object) -> Outcome:
         torch.set_num_threads(threads)
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    return Outcome(code, out.getvalue(), err.getvalue())
+    texts = []
+    for stream in (out, err):
+        stream.flush()
+        texts.append(stream.buffer.getvalue().decode(stream.encoding))
+    return Outcome(code, *texts)
 
 
 def start_script(name: str, *arguments: object, **options) -> subprocess.Popen:
