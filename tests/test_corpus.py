@@ -4,6 +4,8 @@ import random
 from collections import Counter
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from data.corpus import FOLDS, POEMS, Corpus, opening, read_documents, verse_lines
 from data.vocabulary import DataError, UnknownCharacterError, Vocabulary
@@ -57,6 +59,22 @@ def test_other_files_get_a_clear_message(tmp_path, data, says):
         read_documents(path)
 
 
+@settings(deadline=None)
+@given(st.binary(max_size=60) | st.text("月光\r\n \t\ufeff\0床", max_size=30).map(str.encode))
+def test_any_file_is_read_or_refused(tmp_path_factory, data):
+    path = tmp_path_factory.getbasetemp() / "any.txt"
+    path.write_bytes(data)
+    try:
+        documents = read_documents(path)
+    except DataError as error:
+        assert str(path) in str(error) and "\n" not in str(error)
+        return
+    assert documents and all(document.strip() for document in documents)
+    assert not set("\r\n\0") & set("".join(documents))
+    kept = "".join(data.decode("utf-8-sig").split())
+    assert "".join("".join(documents).split()) == kept  # white space alone is lost
+
+
 def test_missing_file_and_folder(tmp_path):
     for path in (tmp_path / "none.txt", tmp_path):
         with pytest.raises(DataError, match="cannot read"):
@@ -83,6 +101,22 @@ def test_unknown_character_is_named_with_the_form_to_use():
         vocabulary.encode("X")
     with pytest.raises(UnknownCharacterError, match=r"invisible character \(U\+200B\)"):
         vocabulary.encode("\u200b")
+
+
+@settings(deadline=None)
+@given(st.text(max_size=40), st.text(st.sampled_from("\n床前明月光🌙\u0301"), max_size=40))
+def test_encoding_and_decoding_are_each_others_inverse_or_the_character_is_named(text, known):
+    vocabulary = Vocabulary(["\n", *sorted(set("床前明月光🌙\u0301") | set(text[::2]) - {"\n"})])
+    assert vocabulary.decode(vocabulary.encode(known)) == known
+    unknown = [character for character in text if character not in vocabulary]
+    if not unknown:
+        assert vocabulary.decode(vocabulary.encode(text)) == text
+        return
+    with pytest.raises(UnknownCharacterError) as raised:
+        vocabulary.encode(text)
+    at = text.index(unknown[0]) + 1
+    assert f"(U+{ord(unknown[0]):04X}), character {at} " in str(raised.value)
+    assert len(str(raised.value).splitlines()) == 1
 
 
 @pytest.mark.parametrize("characters", ["", "ab", "\naa"])
