@@ -26,26 +26,27 @@ In formulas: with n_s occurrences and m_s other cells in stratum s, and b_s the 
 
 (direct standardisation; the last sum is zero over all poems and carries what a poem does to b_s, to
 first order). The interval draws poems with replacement, 2,000 times, seeded, and takes the ratio of
-the drawn A and B: occurrences and baseline vary together.
+the drawn A and B: occurrences and baseline vary together (`bootstrap.ratio_interval`).
 
 The head is chosen on training poems (the head whose smaller lift is the greatest) and judged on
 held-out ones. One head chosen and judged has an honest interval; the table of all heads shows
 many intervals, of which one in twenty misses by chance.
 """
 
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from maps.bootstrap import Interval, cluster_sums, draws, limits
+from maps.bootstrap import Interval, ratio_interval
 from maps.corpus_maps import attention_over
 from maps.verse import Verse, read_verse
 
 MIN_DISTANCE = 2
 MIN_MATCHES = 10  # other cells in a stratum, below which an occurrence is matched by distance alone
 MIN_POEMS = 10  # with fewer poems no lift is given: its interval would mean nothing
-OTHERS = 600  # poems without the pair that serve as baseline, for each of the two lifts
+OTHERS = 400  # poems without the pair that serve as baseline, for each of the two lifts
 
 OCCURRENCE, OTHER_KEYS, OTHER_QUERIES = range(3)  # kinds of cells
 
@@ -178,18 +179,21 @@ def find_cells(verses: Sequence[Verse], pair: Pair) -> Cells:
 
     Occurrences that nothing can be compared with (see the module's text) are left out.
     """
-    query_codes, key_codes = [ord(c) for c in pair.query], [ord(c) for c in pair.key]
+    queries, keys = np.zeros((2, sys.maxunicode + 1), dtype=bool)
+    queries[[ord(c) for c in pair.query]] = True
+    keys[[ord(c) for c in pair.key]] = True
     found = [np.zeros((5, 0), dtype=int)]
     for number, verse in enumerate(verses):
-        is_query, is_key = np.isin(verse.codes, query_codes), np.isin(verse.codes, key_codes)
+        is_query, is_key = queries[verse.codes], keys[verse.codes]
         if not (is_query.any() or is_key.any()):
             continue
         other = verse.character & ~is_query & ~is_key
         for kind, (rows, columns) in enumerate(
             ((is_query, is_key), (is_query, other), (other, is_key))
         ):
-            i, j = np.nonzero(np.outer(rows, columns))
-            i, j = i[i - j >= MIN_DISTANCE], j[i - j >= MIN_DISTANCE]
+            i, j = np.nonzero(rows[:, None] & columns)
+            far = i - j >= MIN_DISTANCE
+            i, j = i[far], j[far]
             stratum = verse.length[i] << 40 | verse.place[i] << 20 | (i - j)
             same = np.ones_like(i)
             found.append(np.stack([number * same, i, j, kind * same, stratum]))
@@ -256,12 +260,12 @@ def pair_sums(
                     rows = weights[:, :, row, i[pair]] * verses[poem].character  # (L, H, n, T)
                     tops[at][here[pair]] = np.moveaxis(rows.argmax(-1) == j[pair], -1, 0)
     return [
-        _sum_by_poem(pair, poems, cells, *arrays)
+        sum_by_poem(pair, poems, cells, *arrays)
         for pair, cells, *arrays in zip(pairs, questions, values, tops, strict=True)
     ]
 
 
-def _sum_by_poem(
+def sum_by_poem(
     pair: Pair, poems: Sequence[str], cells: Cells, values: np.ndarray, top: np.ndarray
 ) -> PairSums:
     """Add the cells up, keeping the poems that have any."""
@@ -301,7 +305,9 @@ def head_lifts(sums: PairSums, seed: int = 0) -> list[HeadLift]:
     n = sums.n or np.nan
     weight, share = sums.weight.sum(0) / n, sums.top.sum(0) / n
     enough = sums.n_poems >= MIN_POEMS
-    lifts = _lift_intervals(sums, seed) if enough else None
+    if enough:
+        over = np.broadcast_to(sums.weight[:, None], sums.expected.shape)
+        lifts = ratio_interval(sums.poems, over, sums.expected, seed)  # (3, 2 lifts, L, H)
     return [
         HeadLift(
             layer,
@@ -314,19 +320,6 @@ def head_lifts(sums: PairSums, seed: int = 0) -> list[HeadLift]:
         )
         for layer, head in np.ndindex(weight.shape)
     ]
-
-
-def _lift_intervals(sums: PairSums, seed: int) -> np.ndarray:
-    """Value, low and high (3, 2 lifts, L, H) of both lifts of every head."""
-    weight = cluster_sums(sums.poems, sums.weight)  # (C, L, H)
-    expected = cluster_sums(sums.poems, sums.expected)  # (C, 2, L, H)
-
-    def lifts(drawn: np.ndarray) -> np.ndarray:
-        """drawn (R, C), how often each poem counts -> (R, 2, L, H)."""
-        return np.tensordot(drawn, weight, 1)[:, None] / np.tensordot(drawn, expected, 1)
-
-    low, high = limits(lifts(draws(len(weight), seed)))
-    return np.stack([lifts(np.ones((1, len(weight))))[0], low, high])
 
 
 def choose_head(sums: PairSums) -> tuple[int, int]:

@@ -7,10 +7,12 @@ from maps.evidence import (
     OCCURRENCE,
     Pair,
     choose_head,
+    contains_pair,
     expected_weights,
     find_cells,
     head_lifts,
     pair_sums,
+    sum_by_poem,
 )
 from maps.verse import read_verse
 
@@ -118,3 +120,23 @@ def test_too_few_poems_give_no_number():
     assert lift.lift1 is None and lift.lift2 is None
     (none,) = head_lifts(sums_of(["一二三四五，六七八九十。"], flat))
     assert none.lift1 is None and np.isnan(none.weight)
+
+
+@pytest.mark.parametrize(("pairs", "least"), [(30, 0.9), (150, 0.92)])
+def test_the_interval_covers_the_truth(pairs, least):
+    """500 simulated heads with a lift of 4, each poem with a temper of its own."""
+    poems = made_up_poems(2000, seed=1)
+    poems = sorted(poems, key=lambda poem: not contains_pair(poem, PAIR))[: 200 + pairs]
+    poems = [p for at, p in enumerate(poems) if at < pairs or not contains_pair(p, PAIR)]
+    cells = find_cells([read_verse("\n" + poem) for poem in poems], PAIR)
+    random = np.random.default_rng(0)
+    temper = random.gamma(4, 1 / 4, (len(poems), 500))[cells.poem]
+    noise = random.gamma(2, 1 / 2, temper.shape)
+    lift = np.where(cells.kind == OCCURRENCE, 4, 1)
+    values = (lift / (cells.distance + 2))[:, None] * temper * noise
+    sums = sum_by_poem(PAIR, poems, cells, values[..., None], np.zeros((*values.shape, 1)))
+    lifts = head_lifts(sums)
+    for name in ("lift1", "lift2"):
+        low, high = np.array([getattr(lift, name)[1:] for lift in lifts]).T
+        assert least <= np.mean((low < 4) & (high > 4)) <= 0.98
+        assert np.mean(low > 4) < 0.05  # what is claimed is the lower limit
