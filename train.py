@@ -61,7 +61,7 @@ class TrainConfig:
     fold: int = setting(0, "which tenth of the documents is held out, 0 to 9")
     probes: tuple[str, ...] = setting((), "texts whose attention maps are saved")
     n_layer: int = setting(3, "blocks")
-    n_head: int = setting(4, "attention heads in a block")
+    n_head: int = setting(8, "attention heads in a block")
     n_embd: int = setting(128, "channels")
     block_size: int = setting(65, "longest text in characters, its start included")
     dropout: float = setting(0.0, "share of activations dropped in training")
@@ -69,7 +69,8 @@ class TrainConfig:
     batch_size: int = setting(1536, "characters in a step, about")
     accumulation: int = setting(1, "parts that a batch is cut into to save memory")
     lr_decay_iters: int = setting(0, "steps of the learning rate's course, 0: max_iters")
-    learning_rate: float = setting(5e-3, "peak for embedding and output layer (AdamW)")
+    learning_rate: float = setting(1e-2, "peak for the output layer (AdamW)")
+    embedding_learning_rate: float = setting(0.1, "peak for the embedding (AdamW)")
     muon_learning_rate: float = setting(2e-2, "peak for the matrices in the blocks (Muon)")
     weight_decay: float = setting(0.0, "decay of the matrices in the blocks")
     warmup_iters: int = setting(20, "steps in which the learning rate rises")
@@ -86,7 +87,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         positive = (
             "max_iters batch_size accumulation eval_interval eval_batches log_interval "
-            "learning_rate muon_learning_rate"
+            "learning_rate embedding_learning_rate muon_learning_rate"
         )
         for name in positive.split():
             if not 0 < getattr(self, name) < math.inf:
@@ -196,7 +197,7 @@ def check_same(config: TrainConfig, digest: str, state: dict) -> None:
     """Refuse to go on with another text or other sizes than those of the checkpoint."""
     names = (
         "n_layer n_head n_embd block_size dropout fold probes batch_size accumulation seed "
-        "grad_clip weight_decay learning_rate muon_learning_rate"
+        "grad_clip weight_decay learning_rate embedding_learning_rate muon_learning_rate"
     )
     pairs = {name: (state["config"].get(name), getattr(config, name)) for name in names.split()}
     pairs["probes"] = tuple(tuple(probes or ()) for probes in pairs["probes"])
@@ -250,7 +251,11 @@ def main(argv: list[str]) -> int:
     torch.manual_seed(config.seed)
     model = GPT(model_config).to(device)
     optimizers = make_optimizers(
-        model, config.muon_learning_rate, config.learning_rate, config.weight_decay
+        model,
+        config.embedding_learning_rate,
+        config.learning_rate,
+        config.muon_learning_rate,
+        config.weight_decay,
     )
     step, tokens, elapsed, train_loss = 0, 0, 0.0, (0.0, 0)
     if state:

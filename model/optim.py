@@ -6,7 +6,9 @@ import math
 from collections import defaultdict
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from model.gpt import GPT
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # Jordan et al. 2024, "Muon", kellerjordan.github.io
 
@@ -56,16 +58,17 @@ class Muon(torch.optim.Optimizer):
 
 
 def make_optimizers(
-    model: nn.Module, muon_lr: float, adamw_lr: float, weight_decay: float
+    model: GPT, embedding_lr: float, output_lr: float, muon_lr: float, weight_decay: float
 ) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside the blocks, AdamW for the embedding and the output layer, whose
-    rows belong to single characters. Each group keeps its peak as `peak_lr`."""
-    matrices = [p for p in model.blocks.parameters() if p.ndim == 2]
-    inside = set(matrices)
-    others = [p for p in model.parameters() if p not in inside]
+    """Muon for the matrices inside the blocks; AdamW for the embedding and the output layer, whose
+    rows belong to single characters, each at its own rate. A group keeps its peak as `peak_lr`."""
+    rows = [
+        {"params": [model.wte.weight], "lr": embedding_lr},
+        {"params": [model.lm_head.weight], "lr": output_lr},
+    ]
     optimizers = [
-        Muon(matrices, lr=muon_lr, weight_decay=weight_decay),
-        torch.optim.AdamW(others, lr=adamw_lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True),
+        Muon(model.blocks.parameters(), lr=muon_lr, weight_decay=weight_decay),
+        torch.optim.AdamW(rows, betas=(0.9, 0.95), weight_decay=0.0, fused=True),
     ]
     for optimizer in optimizers:
         for group in optimizer.param_groups:

@@ -51,11 +51,14 @@ def test_orthogonalize_keeps_singular_vectors_and_evens_their_values(shape):
 
 def test_every_parameter_has_one_optimizer_and_keeps_its_peak():
     model = GPT(GPTConfig(20, n_layer=2, n_head=1, n_embd=8))
-    muon, adamw = make_optimizers(model, muon_lr=0.02, adamw_lr=0.005, weight_decay=0.1)
+    muon, adamw = make_optimizers(
+        model, embedding_lr=0.1, output_lr=0.01, muon_lr=0.02, weight_decay=0.1
+    )
     held = [p for o in (muon, adamw) for group in o.param_groups for p in group["params"]]
     assert len(held) == len(set(held)) == len(list(model.parameters()))
     assert {p.shape for p in adamw.param_groups[0]["params"]} == {(20, 8)}
-    assert [o.param_groups[0]["peak_lr"] for o in (muon, adamw)] == [0.02, 0.005]
+    groups = muon.param_groups + adamw.param_groups
+    assert [group["peak_lr"] for group in groups] == [0.02, 0.1, 0.01]
 
 
 def test_schedule_rises_stays_and_falls_to_zero():
