@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from model.gpt import GPT, IGNORE, GPTConfig, Rotary, norm
+from model.gpt import GPT, IGNORE, SHARPNESS, GPTConfig, Rotary, norm
 
 SIZES = GPTConfig(vocab_size=50, block_size=24, n_layer=3, n_head=2, n_embd=16)
 
@@ -122,7 +122,7 @@ def test_rotary_products_depend_on_the_distance_alone():
 def test_rotary_against_complex_numbers():
     rotary, x = Rotary(head_size=6, block_size=10, base=100.0), torch.randn(10, 6)
     pairs = torch.complex(x[:, :3], x[:, 3:])  # channel i together with i + D/2
-    angle = torch.arange(10.0)[:, None] * torch.tensor([100.0 ** (-i / 3) for i in range(3)])
+    angle = torch.arange(10.0)[:, None] * torch.tensor([1.0, 1 / 100, 0.0])  # the last one stays
     turned = pairs * torch.polar(torch.ones_like(angle), angle)
     torch.testing.assert_close(rotary(x), torch.cat([turned.real, turned.imag], -1))
 
@@ -135,8 +135,9 @@ def test_rotary_start_continues_where_a_text_left_off():
 def test_q_and_k_are_normalised():
     q, k, v = made_up_model().blocks[0].attn.qkv(torch.randn(2, 9, 16))
     assert q.shape == k.shape == v.shape == (2, 2, 9, 8)
-    for x in (q, k):  # a root mean square of 1 each
-        torch.testing.assert_close(x.square().mean(-1), torch.ones(2, 2, 9), rtol=1e-4, atol=1e-4)
+    for x, length in ((q, SHARPNESS), (k, 1.0)):  # root mean squares
+        expected = torch.full((2, 2, 9), length**2)
+        torch.testing.assert_close(x.square().mean(-1), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_norm_is_rms_norm():
