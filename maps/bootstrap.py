@@ -38,8 +38,14 @@ def draws(clusters: int, seed: int = 0, resamples: int = RESAMPLES) -> np.ndarra
 
 
 def mean_interval(clusters: Sequence[Hashable], values: np.ndarray, seed: int = 0) -> Interval:
-    """Mean of values (P,) with its interval, clusters drawn with all their values."""
-    return ratio_interval(clusters, values, np.ones_like(values), seed, logarithm=False)
+    """Mean of values (P,), with the percentile interval: values of either sign may have a few
+    outliers that rule the standard error, which the bootstrap-t of `ratio_interval` would need."""
+    total = cluster_sums(clusters, values)
+    count = cluster_sums(clusters, np.ones(len(values)))
+    drawn = draws(len(total), seed)
+    tail = 100 * (1 - LEVEL) / 2
+    low, high = np.percentile((drawn @ total) / (drawn @ count), [tail, 100 - tail])
+    return Interval(float(total.sum() / count.sum()), float(low), float(high))
 
 
 def ratio_interval(
@@ -47,16 +53,14 @@ def ratio_interval(
     numerator: np.ndarray,
     denominator: np.ndarray,
     seed: int = 0,
-    logarithm: bool = True,
 ) -> Interval | np.ndarray:
-    """sum(numerator) / sum(denominator) over P rows, with its 95% interval.
+    """sum(numerator) / sum(denominator) over P rows, both positive, with its 95% interval.
 
     numerator, denominator (P,) give an Interval; (P, …) give an array (3, …): value, low, high.
 
     The interval is a bootstrap-t (Efron and Tibshirani, An Introduction to the Bootstrap, ch. 12):
     each resample's distance from the value is measured in the resample's own standard error, taken
-    from the residuals numerator - ratio · denominator. For positive quantities that is done on the
-    logarithm of the ratio. Attention weights are skewed, and with 30 poems the simpler percentile
+    from the residuals numerator - ratio · denominator, on the logarithm of the ratio. Attention weights are skewed, and with 30 poems the simpler percentile
     interval holds the true lift in 84 to 91 of 100 simulated cases, this one in 88 to 93; what it
     misses lies above the interval, seldom below (1 to 2 of 100).
     """
@@ -75,11 +79,8 @@ def ratio_interval(
     with np.errstate(divide="ignore", invalid="ignore"):
         value, error = (array[0] for array in ratio(np.ones((1, len(a)))))
         drawn, errors = ratio(draws(len(a), seed))
-        if logarithm:
-            distance = (np.log(drawn) - np.log(value)) / (errors / drawn)
-            error = error / value
-        else:
-            distance = (drawn - value) / errors
+        distance = (np.log(drawn) - np.log(value)) / (errors / drawn)
+        error = error / value
     # All poems alike: no error, and the interval is a point (rounding would make it 0 / 0).
     certain = ~np.isfinite(error) | (error < 1e-9)
     distance[:, certain] = 0
@@ -87,6 +88,6 @@ def ratio_interval(
     tail = 100 * (1 - LEVEL) / 2
     steps = np.nanpercentile(distance, [100 - tail, tail], axis=0)
     steps = np.where(certain, 0, steps * error)
-    low, high = value * np.exp(-steps) if logarithm else value - steps
+    low, high = value * np.exp(-steps)
     result = np.stack([value, low, high]).reshape(3, *shape)
     return Interval(*result.tolist()) if not shape else result

@@ -174,10 +174,11 @@ def choose_poems(
     return [documents[at] for at in sorted(chosen)]
 
 
-def find_cells(verses: Sequence[Verse], pair: Pair) -> Cells:
+def find_cells(verses: Sequence[Verse], pair: Pair, matched: bool = True) -> Cells:
     """The occurrences of the pair in the poems, and the cells they are compared with.
 
-    Occurrences that nothing can be compared with (see the module's text) are left out.
+    Occurrences that nothing can be compared with (see the module's text) are left out. Without
+    `matched`: all occurrences, and nothing else.
     """
     queries, keys = np.zeros((2, sys.maxunicode + 1), dtype=bool)
     queries[[ord(c) for c in pair.query]] = True
@@ -188,9 +189,8 @@ def find_cells(verses: Sequence[Verse], pair: Pair) -> Cells:
         if not (is_query.any() or is_key.any()):
             continue
         other = verse.character & ~is_query & ~is_key
-        for kind, (rows, columns) in enumerate(
-            ((is_query, is_key), (is_query, other), (other, is_key))
-        ):
+        kinds = ((is_query, is_key), (is_query, other), (other, is_key))
+        for kind, (rows, columns) in enumerate(kinds if matched else kinds[:1]):
             i, j = np.nonzero(rows[:, None] & columns)
             far = i - j >= MIN_DISTANCE
             i, j = i[far], j[far]
@@ -198,6 +198,8 @@ def find_cells(verses: Sequence[Verse], pair: Pair) -> Cells:
             same = np.ones_like(i)
             found.append(np.stack([number * same, i, j, kind * same, stratum]))
     cells = Cells(*np.concatenate(found, axis=1))
+    if not matched:
+        return cells
     alone = np.zeros(len(cells.kind), dtype=bool)
     for kind in (OTHER_KEYS, OTHER_QUERIES):
         alone |= ~np.isin(cells.distance, cells.distance[cells.kind == kind])
