@@ -114,7 +114,7 @@ def section_5() -> None:
     out = weights @ v
 
     fused = F.scaled_dot_product_attention(q[None], k[None], v[None], is_causal=True)[0]
-    print(f"x {tuple(x.shape)} -> q, k, v {tuple(q.shape)} -> out {tuple(out.shape)}")
+    print(f"形状 {tuple(x.shape)} -> q, k, v {tuple(q.shape)} -> {tuple(out.shape)}")
     print(f"与 scaled_dot_product_attention(is_causal=True) 相差 {(out - fused).abs().max():.1e}")
     print("q：我要找什么。k：我是什么。v：我给什么。第 2 节手写的数，这里由三个矩阵从 x 算出。")
 
@@ -212,7 +212,7 @@ def self_check_1() -> None:
     q, k, v = torch.randn(3, 5, 8)
     weights, out = head(q, k, v)
     new_weights, new_out = head(q, k, torch.randn(5, 8))
-    print(f"只换 v：weights 不变？{torch.equal(new_weights, weights)}，它只由 q、k 算出。", end="")
+    print(f"只换 v，weights 没变：{torch.equal(new_weights, weights)}，它只由 q、k 算出；", end="")
     print(f"out 变了，最多 {(new_out - out).abs().max():.2f}：v 是看到的内容。")
     k[2] = torch.randn(8)
     print("只换位置 3 的 k，weights 的变化（新的减旧的）：")
