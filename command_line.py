@@ -78,7 +78,12 @@ def _text(argument: str) -> str:
     """An argument as text: where the locale is not UTF-8 (LC_ALL=C) Python hands over bytes that it
     could not decode as lone surrogates."""
     try:
-        return os.fsencode(argument).decode() if not argument.isascii() else argument
+        argument.encode()
+        return argument
+    except UnicodeEncodeError:
+        pass
+    try:
+        return os.fsencode(argument).decode()
     except UnicodeError:
         raise UsageError(
             f"the argument {ascii(argument)} is not UTF-8: write it in UTF-8"

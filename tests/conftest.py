@@ -85,11 +85,17 @@ def run_script(name: str, *arguments: object) -> Outcome:
     return Outcome(code, *texts)
 
 
+def as_typed(argument: object) -> str | bytes:
+    """An argument as a terminal in UTF-8 hands it over, whatever locale the tests run in."""
+    text = str(argument)
+    return text if os.name == "nt" else text.encode("utf-8", "surrogateescape")
+
+
 def start_script(name: str, *arguments: object, **options) -> subprocess.Popen:
     """Start `python NAME ARGUMENTS` as a process of its own, on one thread."""
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"}
     return subprocess.Popen(
-        [sys.executable, str(ROOT / name), *map(str, arguments)],
+        [sys.executable, str(ROOT / name), *map(as_typed, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         encoding="utf-8",
@@ -150,6 +156,18 @@ def tiny_run(tmp_path_factory: pytest.TempPathFactory, tiny_flags: list[str]) ->
     outcome = run_script("train.py", *tiny_flags, f"--out_dir={out_dir}")
     assert outcome.code == 0, outcome.err
     return out_dir
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder of the test's own with a space and Chinese characters in its path, where the system's
+    locale can name it."""
+    try:
+        folder = tmp_path / os.fsdecode(os.fsencode("我的 诗"))
+    except UnicodeEncodeError:  # LC_ALL=C without UTF-8 mode
+        folder = tmp_path / "my poems"
+    folder.mkdir()
+    return folder
 
 
 @pytest.fixture

@@ -319,7 +319,7 @@ CASES = [
     # The lesson
     lesson("exercise that is not there", "1, 2 or 3", "--exercise", "4"),
     lesson("exercise without number", "1, 2 or 3", "--exercise"),
-    lesson("misspelt flag", "--self-check N", "--selfcheck", "1"),
+    lesson("misspelt flag", "--self-check", "--selfcheck", "1"),
     lesson("stray word", "床前", "床前"),
     lesson("two questions", "--exercise", "--exercise", "1", "--self-check", "1"),
     lesson("empty number", "1, 2 or 3", "--exercise="),

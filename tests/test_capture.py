@@ -89,8 +89,8 @@ def test_the_longest_text_has_a_map(model):
     assert capture(model, VOCABULARY, "月" * 19).weights.shape[-1] == 20
 
 
-def test_saved_and_loaded(tmp_path, map):
-    path = tmp_path / "有 空格" / "step_000007.npz"
+def test_saved_and_loaded(folder, map):
+    path = folder / "maps" / "step_000007.npz"
     save_map(path, map)
     again = load_map(path)
     assert np.array_equal(again.weights, map.weights) and again.tokens == map.tokens

@@ -42,12 +42,12 @@ def state() -> dict:
     }
 
 
-def test_what_is_saved_comes_back(tmp_path, state):
-    path = tmp_path / "模型 文件.pt"
+def test_what_is_saved_comes_back(folder, state):
+    path = folder / "ckpt.pt"
     save_checkpoint(path, state)
     found = load_checkpoint(path)
     assert same({k: v for k, v in found.items() if k != "format"}, state)
-    assert os.listdir(tmp_path) == [path.name]
+    assert os.listdir(folder) == [path.name]
     model, characters, _ = load_model(path)
     assert characters == "\n床前月" and not model.training
     assert same(dict(model.state_dict()), dict(state["model"]))

@@ -96,8 +96,8 @@ def test_wrong_flags_are_named(argv, says):
         ("count = 3\ncount = 4", "not valid TOML"),
     ],
 )
-def test_wrong_files_are_named(tmp_path, toml, says):
-    path = tmp_path / "配 置.toml"
+def test_wrong_files_are_named(folder, toml, says):
+    path = folder / "config.toml"
     path.write_text(toml, encoding="utf-8")
     with pytest.raises(UsageError, match=says):
         read_settings(path, Settings)

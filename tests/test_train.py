@@ -16,7 +16,17 @@ from data.batches import Batches
 from data.corpus import Corpus, read_documents
 from maps.capture import capture, load_map, map_path, saved_maps
 from model.checkpoint import load_checkpoint, load_model
-from tests.conftest import PROBE, ROOT, TINY, finish, metrics, run_script, same, start_script
+from tests.conftest import (
+    PROBE,
+    ROOT,
+    TINY,
+    as_typed,
+    finish,
+    metrics,
+    run_script,
+    same,
+    start_script,
+)
 
 CLOCK = ("elapsed_s", "config")
 
@@ -127,7 +137,12 @@ def test_two_processes_train_as_one_and_resume(tiny_flags, tmp_path):
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         command += ["--nproc_per_node=2", str(ROOT / "train.py"), *tiny_flags]
         ended = subprocess.run(
-            [*command, f"--out_dir={tmp_path / 'two'}", "--lr_decay_iters=20", *more],
+            [
+                *map(as_typed, command),
+                f"--out_dir={tmp_path / 'two'}",
+                "--lr_decay_iters=20",
+                *more,
+            ],
             capture_output=True,
             encoding="utf-8",
             errors="replace",
@@ -153,9 +168,9 @@ def test_two_processes_train_as_one_and_resume(tiny_flags, tmp_path):
 # What a run leaves
 
 
-def test_smoke_training_by_command_line(tmp_path):
+def test_smoke_training_by_command_line(folder):
     """The shipped corpus, a real process, a path with a space and Chinese characters."""
-    out_dir = tmp_path / "输出 目录" / "smoke"
+    out_dir = folder / "smoke"
     arguments = ("configs/smoke.toml", f"--out_dir={out_dir}", "--max_iters=6", "--eval_interval=3")
     outcome = finish(start_script("train.py", *arguments, "--batch_size=256", cwd=ROOT))
     assert outcome.code == 0, outcome.err
