@@ -1,0 +1,1511 @@
+"use strict";
+// The page's behaviour. The data stand as JSON in the page; maps/page.py says what is in them.
+// Everything that comes from a text is set as text (textContent), never as markup.
+(() => {
+  const DATA = JSON.parse(document.getElementById("data").textContent);
+  const TEXTS = DATA.texts;
+  const N_LAYER = TEXTS[0].n_layer;
+  const N_HEAD = TEXTS[0].n_head;
+  const MEAN = -1; // in place of a head or a layer: the mean over them
+
+  const state = {
+    text: 0,
+    snapshot: 0,
+    layer: 0, // MEAN: all layers
+    head: 0, // MEAN: all heads of the layer
+    locked: [], // positions of the query characters, the last one locked last
+    hovered: null, // position under the pointer
+    cell: null, // {query, key} chosen in the enlarged map: the edge to cut
+    hideFirst: false,
+    several: false,
+    wholeLedger: false,
+    language: "zh",
+    theme: "light",
+    timer: null, // of the play button
+  };
+
+  // ------------------------------------------------------------------ words
+
+  const WORDS = {
+    zh: {
+      language: "English",
+      dark: "深色",
+      light: "浅色",
+      start: "始",
+      end: "终",
+      startNote: "始：换行符 \\n，每首诗以它开头，算第 0 个字",
+      layer: "第 {layer} 层",
+      head: "头 {head}",
+      layerMean: "平均",
+      headName: "第 {layer} 层第 {head} 头",
+      layerMeanName: "第 {layer} 层各头的平均",
+      allMeanName: "全部头的平均",
+      texts: "选一首诗",
+      strip: "诗：选一个正在读的字",
+      play: "播放训练过程",
+      pause: "停",
+      stepSlider: "训练步数",
+      step: "第 {step} 步",
+      loss: "损失 {loss}",
+      guess: "约 {n} 选 1",
+      choose: "选一个字：读到它时，{name}看哪里？",
+      reading: "读到 {query} 时，{name}看哪里？",
+      chooseNote: "移到字上，或点一下。",
+      uniformNote: "要是人人有份，每个字分到 {share}。",
+      sumNote: "{n} 行相加，合起来是 {n}。",
+      preview: "预览",
+      whole: "全部 {n} 个字",
+      fewer: "收起",
+      noPrediction: "这首诗没有存下预测。",
+      choosePrediction: "先选一个字。",
+      predictionNote: "读到 {query} 这一行，是用来猜 {query} 后面那个字的，不是猜它自己。",
+      truth: "诗里接下来是 {next}。",
+      truthEnd: "诗到这里为止，接下来应是结束。",
+      finalOnly: "预测来自训练结束时的模型。",
+      actual: "诗里的字",
+      weight: "权重",
+      uniform: "均分",
+      untrained: "未训练",
+      times: "是均分的 {n} 倍",
+      notRead: "读到这里时还看不见它",
+      mapLabel: "放大的注意力图，方向键移动，回车剪断",
+      cutTitle: "剪断一条线",
+      cutHow: "点图上的一格：把这一个权重改成 0，这一行其余的按比例补足到 1，再看下一个字的预测怎样变。",
+      cutBest: "这里影响最大的几条",
+      cutNone: "这首诗没有预先算过剪断的结果。",
+      cutMissing: "这一格没有预先算过（只算了权重不太小的格子）。",
+      cutFinal: "用的是训练结束时的模型。",
+      cutEdge: "剪断 {query} → {key}",
+      cutBefore: "剪断前",
+      cutAfter: "剪断后",
+      cutTruth: "真正的下一个字 {next} 的概率变为原来的 {factor}",
+      cutNoTruth: "这里没有真正的下一个字可比。",
+      cutScope: "剪在哪里",
+      cutHead: "只这个头",
+      cutLayer: "这一层所有的头",
+      cutAll: "所有层所有的头",
+      cutDelta: "对数概率变化",
+      chartStep: "训练步数",
+      chartLoss: "损失（每字）",
+      train: "训练",
+      val: "验证",
+      noLoss: "没有损失记录。",
+      noEvidence: "还没有算。在终端里运行下面这行，再打开这一页：",
+      ask: "{query} 真的在看 {key} 吗？",
+      askHow: "只数留出的诗（训练时没见过），而且 {key} 在 {query} 前面至少隔 {distance} 个位置，紧挨着的不算：紧挨着时，任何爱看前一个字的头都会「看到」它。头是在训练用的诗上选的。",
+      pair: "谁 → 谁",
+      occasions: "次数",
+      headColumn: "头",
+      meanWeight: "平均权重",
+      lift1: "倍数一：比它看别的字",
+      lift2: "倍数二：比别的字看它",
+      topShare: "看得最多",
+      tooSmall: "次数太少，不下结论",
+      role: { asked: "所问", related: "意思相关", control: "对照", reverse: "反过来", untrained: "未训练" },
+      allHeads: "{query} → {key}：每一个头（留出的诗）",
+      chosenHead: "在训练诗上选中",
+      liftNote: "两个倍数都和同样距离的别的格子比。点是估计，横线是 95% 区间（按诗自助抽样）；竖线是 1 倍，就是没有偏好。区间整个在 1 的右边，才算数。",
+      cutsTitle: "剪断 {query} → {key}，模型会差多少？",
+      cutsNote: "把这条线的权重改成 0（其余补足到 1），真正的下一个字的对数概率平均变了多少。红：剪这条线；灰：剪同样距离的另一条线。区间整个在 0 的左边，这条线才有用。",
+      scope: "范围",
+      scopes: { head: "只这个头", layer: "这一层", all: "所有的头" },
+      cutChange: "变化（nats）",
+      difference: "相差",
+      partnersTitle: "{query} 还在找谁？",
+      partner: "字",
+      lift: "双重倍数",
+      method: "怎样算的",
+      config: "这个模型",
+      finalModel: "训练到第 {step} 步，验证损失 {loss}。",
+      poems: "选头用 {train} 首诗，判断用留出的 {val} 首。",
+      atlasScore: "是随机的 {n} 倍",
+      kinds: { previous: "前一字", same: "同一个字", start: "开头", line_start: "句首", punctuation: "标点", couplet: "对仗位", rhyme: "韵脚", meaning: "意思", mixed: "混合" },
+    },
+    en: {
+      language: "中文",
+      dark: "dark",
+      light: "light",
+      start: "⏎",
+      end: "⏎",
+      startNote: "⏎: the newline \\n that starts every poem, counted as position 0",
+      layer: "Layer {layer}",
+      head: "head {head}",
+      layerMean: "mean",
+      headName: "layer {layer}, head {head}",
+      layerMeanName: "the mean of layer {layer}",
+      allMeanName: "the mean of all heads",
+      texts: "Choose a poem",
+      strip: "The poem: choose the character being read",
+      play: "Play the training",
+      pause: "Pause",
+      stepSlider: "training step",
+      step: "step {step}",
+      loss: "loss {loss}",
+      guess: "1 guess in {n}",
+      choose: "Choose a character: where does {name} look?",
+      reading: "Reading {query}: where does {name} look?",
+      chooseNote: "Point at one, or click it.",
+      uniformNote: "Shared evenly, each character would get {share}.",
+      sumNote: "{n} rows added up: {n} in all.",
+      preview: "preview",
+      whole: "all {n} characters",
+      fewer: "fewer",
+      noPrediction: "No predictions were saved for this text.",
+      choosePrediction: "Choose a character first.",
+      predictionNote: "The row at {query} serves to predict what follows {query}, not {query} itself.",
+      truth: "The poem goes on with {next}.",
+      truthEnd: "The poem ends here; the end should follow.",
+      finalOnly: "Predictions are the finished model's.",
+      actual: "in the poem",
+      weight: "weight",
+      uniform: "uniform",
+      untrained: "untrained",
+      times: "{n} times the uniform share",
+      notRead: "not visible yet at this point",
+      mapLabel: "Enlarged attention map; arrow keys move, Enter cuts",
+      cutTitle: "Cut an edge",
+      cutHow: "Click a cell of the map: that one weight becomes 0, the rest of its row is scaled up to 1 again, and the prediction of the next character changes.",
+      cutBest: "The edges that matter most here",
+      cutNone: "No cuts were computed for this text.",
+      cutMissing: "This cell wasn't computed beforehand (only cells with some weight were).",
+      cutFinal: "Computed with the finished model.",
+      cutEdge: "Cutting {query} → {key}",
+      cutBefore: "before",
+      cutAfter: "after",
+      cutTruth: "The true next character {next} is now {factor} as likely as before",
+      cutNoTruth: "There is no true next character to compare with here.",
+      cutScope: "cut in",
+      cutHead: "this head",
+      cutLayer: "all heads of the layer",
+      cutAll: "all heads of all layers",
+      cutDelta: "change of log-probability",
+      chartStep: "training step",
+      chartLoss: "loss (nats a character)",
+      train: "training",
+      val: "validation",
+      noLoss: "No losses were recorded.",
+      noEvidence: "Not computed yet. Run this line in a terminal, then open the page again:",
+      ask: "Does {query} really look at {key}?",
+      askHow: "Only held-out poems count (never seen in training), and only where {key} stands at least {distance} places before {query}: next to it, any head that likes the previous character would “see” it. The head was chosen on training poems.",
+      pair: "who → whom",
+      occasions: "n",
+      headColumn: "head",
+      meanWeight: "mean weight",
+      lift1: "Lift 1: over its other keys",
+      lift2: "Lift 2: over other queries",
+      topShare: "looked at most",
+      tooSmall: "n too small",
+      role: { asked: "asked", related: "related", control: "control", reverse: "reverse", untrained: "untrained" },
+      allHeads: "{query} → {key}: every head (held-out poems)",
+      chosenHead: "chosen on training poems",
+      liftNote: "Both lifts compare with other cells at the same distance. The dot is the estimate, the line its 95% interval (bootstrap over poems); the upright line is 1: no preference. What counts is an interval wholly to the right of 1.",
+      cutsTitle: "What does cutting {query} → {key} cost?",
+      cutsNote: "That weight is set to 0 (the rest scaled up to 1): the mean change of the true next character's log-probability. Red: this edge; grey: another edge of the same length. The edge does something if the interval lies wholly to the left of 0.",
+      scope: "scope",
+      scopes: { head: "this head", layer: "the layer", all: "all heads" },
+      cutChange: "change (nats)",
+      difference: "difference",
+      partnersTitle: "Whom else does {query} look for?",
+      partner: "character",
+      lift: "double lift",
+      method: "How it was measured",
+      config: "This model",
+      finalModel: "Trained for {step} steps, validation loss {loss}.",
+      poems: "Head chosen on {train} poems, judged on {val} held out.",
+      atlasScore: "{n} times chance",
+      kinds: { previous: "previous", same: "same character", start: "start", line_start: "line start", punctuation: "punctuation", couplet: "couplet", rhyme: "rhyme", meaning: "meaning", mixed: "mixed" },
+    },
+  };
+  const ICONS = { play: "M7 4.5v15l13-7.5z", pause: "M6 4.5h4.5v15H6zM13.5 4.5H18v15h-4.5z" };
+
+  const words = () => WORDS[state.language];
+
+  /** A sentence with its {names} filled in, as text. */
+  const say = (key, values = {}) =>
+    words()[key].replace(/\{(\w+)\}/g, (_, name) => String(values[name]));
+
+  /** The same as nodes, for sentences that hold a character of the poem. */
+  function sentence(key, values) {
+    return words()[key].split(/(\{\w+\})/).map((part) => {
+      const name = /^\{(\w+)\}$/.exec(part);
+      const value = name ? values[name[1]] : part;
+      // A node can stand in one place only; a sentence may name it twice.
+      return value instanceof Node ? value.cloneNode(true) : String(value);
+    });
+  }
+
+  const percent = (value) => `${(value * 100).toFixed(1)}%`;
+  const exact = (value) => (value === null || value === undefined ? "—" : value.toFixed(3));
+  const brief = (value, digits = 2) =>
+    value === null || value === undefined ? "—" : value.toFixed(digits).replace("-", "−");
+
+  // ------------------------------------------------------------------ small helpers
+
+  const byId = (id) => document.getElementById(id);
+  const SVG = "http://www.w3.org/2000/svg";
+
+  function element(tag, attributes = {}, ...children) {
+    return fill(document.createElement(tag), attributes, children);
+  }
+
+  function drawing(tag, attributes = {}, ...children) {
+    return fill(document.createElementNS(SVG, tag), attributes, children);
+  }
+
+  function fill(node, attributes, children) {
+    for (const [name, value] of Object.entries(attributes)) {
+      if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+      else if (value !== null && value !== undefined && value !== false) node.setAttribute(name, value);
+    }
+    node.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
+    return node;
+  }
+
+  const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
+
+  function icon(name) {
+    return drawing("svg", { viewBox: "0 0 24 24", "aria-hidden": "true" }, drawing("path", { d: ICONS[name] }));
+  }
+
+  // ------------------------------------------------------------------ the arrays
+
+  const text = () => TEXTS[state.text];
+  const size = () => text().tokens.length;
+  const snapshot = () => text().snapshots[state.snapshot];
+  const isFinal = () => state.snapshot === text().snapshots.length - 1;
+
+  /** Weights of one snapshot as Float32Array, [layer][head][query][key]: undoes pack_weights. */
+  function unpack(packed, length) {
+    const bytes = Uint8Array.from(atob(packed), (character) => character.charCodeAt(0));
+    const weights = new Float32Array(N_LAYER * N_HEAD * length * length);
+    let at = 0;
+    for (let map = 0; map < N_LAYER * N_HEAD; map++) {
+      for (let query = 0; query < length; query++) {
+        for (let key = 0; key <= query; key++) {
+          let value = bytes[at++];
+          if (value >= 192) value = 192 + (value - 192) * 256 + bytes[at++];
+          weights[(map * length + query) * length + key] = value / 1000;
+        }
+      }
+    }
+    return weights;
+  }
+
+  const unpacked = new Map(); // unpacking takes a moment: keep what was seen
+
+  function allWeights(which) {
+    const name = `${state.text} ${which}`;
+    if (!unpacked.has(name)) unpacked.set(name, unpack(text().snapshots[which].weights, size()));
+    return unpacked.get(name);
+  }
+
+  const planes = new Map();
+
+  /** One map (T × T): a head, or the mean of a layer's heads or of all of them. */
+  function plane(which, layer, head) {
+    const name = `${state.text} ${which} ${layer} ${head}`;
+    if (!planes.has(name)) {
+      const cells = size() * size();
+      const all = allWeights(which);
+      const first = layer === MEAN ? 0 : layer * N_HEAD + (head === MEAN ? 0 : head);
+      const count = layer === MEAN ? N_LAYER * N_HEAD : head === MEAN ? N_HEAD : 1;
+      const mean = new Float32Array(cells);
+      for (let map = first; map < first + count; map++) {
+        for (let cell = 0; cell < cells; cell++) mean[cell] += all[map * cells + cell] / count;
+      }
+      planes.set(name, mean);
+    }
+    return planes.get(name);
+  }
+
+  const currentPlane = () => plane(state.snapshot, state.layer, state.head);
+
+  function untrainedPlane() {
+    const which = text().snapshots.findIndex((saved) => saved.step === 0);
+    return which < 0 ? null : plane(which, state.layer, state.head);
+  }
+
+  /** The query positions that are shown: the locked ones, else the one under the pointer. */
+  function queries() {
+    if (state.locked.length) return state.locked;
+    return state.hovered === null ? [] : [state.hovered];
+  }
+
+  /** What the rows of `asked` give to `key`, beside the uniform share and the untrained model. */
+  function share(asked, key) {
+    const now = currentPlane();
+    const before = untrainedPlane();
+    const result = { weight: 0, uniform: 0, untrained: before ? 0 : null };
+    for (const query of asked.filter((position) => position >= key)) {
+      result.weight += now[query * size() + key];
+      result.uniform += 1 / (query + 1);
+      if (before) result.untrained += before[query * size() + key];
+    }
+    return result;
+  }
+
+  const isHidden = (key) => state.hideFirst && key === 0;
+
+  // ------------------------------------------------------------------ names
+
+  /** How a character is shown; the newline that starts (or ends) a poem gets a visible mark. */
+  function glyph(character, isEnd = false) {
+    if (character === "\n") return isEnd ? words().end : words().start;
+    return /^\s$/u.test(character) ? "␣" : character;
+  }
+
+  /** A character of the text with its position, so that repeated ones stay apart. */
+  function named(position) {
+    const character = text().tokens[position];
+    return element("span", { class: "zi" }, glyph(character), element("sub", {}, String(position)));
+  }
+
+  const namedAll = (positions) =>
+    fill(document.createDocumentFragment(), {}, positions.flatMap((position, index) => (index ? [" + ", named(position)] : [named(position)])));
+
+  function headName(layer, head) {
+    if (layer === MEAN) return say("allMeanName");
+    return say(head === MEAN ? "layerMeanName" : "headName", { layer: layer + 1, head: head + 1 });
+  }
+
+  function atlasEntry(layer, head) {
+    if (layer === MEAN || head === MEAN || !DATA.atlas) return null;
+    return (DATA.atlas[layer] || [])[head] || null;
+  }
+
+  const atlasName = (entry) => (state.language === "zh" ? entry.name_zh : entry.name_en);
+
+  // ------------------------------------------------------------------ colour
+
+  // One hue, from paper to ink, lightness changing evenly: told apart by eyes that don't see
+  // colours, and in a black and white print. The scale is the square root of the weight, for
+  // every head alike, because most weights are small.
+  const SCALES = {
+    light: [[248, 245, 238], [211, 227, 231], [139, 187, 208], [58, 124, 171], [13, 55, 99]],
+    dark: [[30, 33, 39], [33, 60, 82], [49, 107, 146], [116, 178, 206], [238, 246, 232]],
+  };
+  const TICKS = [0, 0.05, 0.2, 0.5, 1];
+
+  function colourTable(stops) {
+    return Array.from({ length: 256 }, (_, index) => {
+      const place = (index / 255) * (stops.length - 1);
+      const left = Math.min(Math.floor(place), stops.length - 2);
+      return stops[left].map((part, channel) =>
+        Math.round(part + (stops[left + 1][channel] - part) * (place - left)));
+    });
+  }
+
+  const TABLES = { light: colourTable(SCALES.light), dark: colourTable(SCALES.dark) };
+  const packedPixels = (table) => Uint32Array.from(table, ([red, green, blue]) => ((255 << 24) | (blue << 16) | (green << 8) | red) >>> 0);
+  const PIXELS = { light: packedPixels(TABLES.light), dark: packedPixels(TABLES.dark) };
+  const onScale = (weight) => Math.sqrt(clamp(weight, 0, 1));
+  const colour = (weight) => TABLES[state.theme][Math.round(onScale(weight) * 255)];
+  const css = ([red, green, blue]) => `rgb(${red}, ${green}, ${blue})`;
+
+  /** Black or white, whichever reads better on a colour (relative luminance as in WCAG). */
+  function inkOn(rgb) {
+    const [red, green, blue] = rgb.map((part) => {
+      const value = part / 255;
+      return value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
+    });
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.2 ? "#1f1d19" : "#fffefa";
+  }
+
+  // ------------------------------------------------------------------ the strip
+
+  /** Positions of the text as verse lines of half lines: a line ends with 。, a half with ，. */
+  function verses() {
+    const lines = [[[]]];
+    text().tokens.forEach((character, position) => {
+      if (position === 0 && character === "\n") return;
+      const line = lines[lines.length - 1];
+      line[line.length - 1].push(position);
+      if ("。！？\n".includes(character)) lines.push([[]]);
+      else if ("，、；：".includes(character)) line.push([]);
+    });
+    return lines.map((line) => line.filter((half) => half.length)).filter((line) => line.length);
+  }
+
+  function buildStrip() {
+    const cells = verses().map((line) =>
+      element("div", { class: "verse" }, line.map((half) => element("div", { class: "half" }, half.map(buildCharacter)))));
+    if (text().tokens[0] === "\n") {
+      cells.unshift(element("div", { class: "verse first" }, buildCharacter(0), element("p", { class: "hint" }, say("startNote"))));
+    }
+    // On a phone a half line fills the width: five characters may be larger than seven.
+    const across = Math.max(...verses().flat().map((half) => half.length));
+    byId("strip").style.setProperty("--across", clamp(across, 6, 8));
+    byId("strip").replaceChildren(...cells);
+    byId("strip").setAttribute("aria-label", say("strip"));
+  }
+
+  function buildCharacter(position) {
+    const character = text().tokens[position];
+    const cell = element(
+      "div",
+      { class: "character", role: "option", tabindex: "-1", "data-position": position, "aria-label": `${glyph(character)} ${position}` },
+      element("span", { class: "position" }, String(position)),
+      element("span", { class: "glyph" }, glyph(character)),
+      element("span", { class: "weight" }),
+    );
+    listenToCharacter(cell, position);
+    return cell;
+  }
+
+  function listenToCharacter(cell, position) {
+    const LONG_PRESS = 450; // ms
+    let timer = null;
+    let wasLong = false;
+    cell.addEventListener("pointerenter", (event) => {
+      if (event.pointerType === "touch") return;
+      state.hovered = position;
+      renderQuery();
+      showCharacterTip(cell, position);
+    });
+    cell.addEventListener("pointerleave", (event) => {
+      clearTimeout(timer);
+      if (event.pointerType === "touch") return;
+      state.hovered = null;
+      hideTip();
+      renderQuery();
+    });
+    cell.addEventListener("pointerdown", (event) => {
+      wasLong = false;
+      if (event.pointerType !== "touch") return;
+      timer = setTimeout(() => {
+        wasLong = true;
+        toggleQuery(position, true);
+      }, LONG_PRESS);
+    });
+    cell.addEventListener("pointerup", () => clearTimeout(timer));
+    cell.addEventListener("pointercancel", () => clearTimeout(timer));
+    cell.addEventListener("contextmenu", (event) => {
+      if (wasLong) event.preventDefault();
+    });
+    cell.addEventListener("click", (event) => {
+      if (!wasLong) toggleQuery(position, event.shiftKey || event.ctrlKey || event.metaKey || state.several);
+      wasLong = false;
+    });
+  }
+
+  function toggleQuery(position, add) {
+    const isLocked = state.locked.includes(position);
+    if (add) state.locked = isLocked ? state.locked.filter((other) => other !== position) : [...state.locked, position];
+    else state.locked = isLocked && state.locked.length === 1 ? [] : [position];
+    state.hovered = null; // after unlocking, show nothing until the pointer moves on
+    hideTip();
+    renderQuery();
+  }
+
+  function renderStrip() {
+    const asked = queries();
+    const last = Math.max(...asked, -1);
+    const lastLocked = asked[asked.length - 1];
+    for (const cell of byId("strip").querySelectorAll(".character")) {
+      const position = Number(cell.dataset.position);
+      const isSeen = position <= last && !isHidden(position);
+      const { weight } = asked.length && isSeen ? share(asked, position) : { weight: 0 };
+      const background = asked.length && isSeen ? colour(weight) : null;
+      cell.style.backgroundColor = background ? css(background) : "";
+      cell.style.color = background ? inkOn(background) : "";
+      cell.querySelector(".weight").textContent = asked.length && isSeen ? exact(weight) : "";
+      cell.classList.toggle("asking", asked.includes(position));
+      cell.classList.toggle("preview", !state.locked.length && asked.includes(position));
+      cell.classList.toggle("unread", asked.length > 0 && position > last);
+      cell.classList.toggle("hidden-key", isHidden(position));
+      cell.classList.toggle("guessing", asked.length > 0 && position === lastLocked + 1);
+      cell.classList.toggle("cut-key", state.cell !== null && asked.length === 1 && asked[0] === state.cell.query && state.cell.key === position);
+      cell.setAttribute("aria-selected", String(state.locked.includes(position)));
+      cell.tabIndex = position === focusPosition() ? 0 : -1;
+    }
+  }
+
+  const focusPosition = () => (state.locked.length ? state.locked[state.locked.length - 1] : Math.min(1, size() - 1));
+
+  function renderQuestion() {
+    const asked = queries();
+    const name = headName(state.layer, state.head);
+    byId("question").replaceChildren(
+      ...(asked.length ? sentence("reading", { query: namedAll(asked), name }) : sentence("choose", { name })),
+    );
+    if (asked.length && !state.locked.length) {
+      byId("question").append(" ", element("span", { class: "tag" }, say("preview")));
+    }
+    byId("question-note").textContent = questionNote(asked);
+  }
+
+  function questionNote(asked) {
+    if (!asked.length) return say("chooseNote");
+    if (asked.length > 1) return say("sumNote", { n: asked.length });
+    const seen = asked[0] + 1;
+    return say("uniformNote", { share: `1/${seen} = ${exact(1 / seen)}` });
+  }
+
+  // ------------------------------------------------------------------ beside the strip
+
+  function renderLedger() {
+    const FEW = 6;
+    const asked = queries();
+    const last = Math.max(...asked, -1);
+    const entries = [];
+    for (let key = 0; key <= last; key++) if (!isHidden(key)) entries.push({ key, ...share(asked, key) });
+    entries.sort((one, other) => other.weight - one.weight || one.key - other.key);
+    const shown = state.wholeLedger ? entries : entries.slice(0, FEW);
+    const most = Math.max(asked.length ? 0.05 : 1, ...entries.map((entry) => Math.max(entry.weight, entry.untrained || 0, entry.uniform)));
+    byId("ledger").replaceChildren(...shown.map((entry) => ledgerRow(entry, most)));
+    const more = byId("ledger-more");
+    more.hidden = entries.length <= FEW;
+    more.textContent = state.wholeLedger ? say("fewer") : say("whole", { n: entries.length });
+  }
+
+  function ledgerRow(entry, most) {
+    const place = (value) => `${((100 * value) / most).toFixed(2)}%`;
+    const bar = element("div", { class: "bullet" }, element("i", { class: "bullet-bar" }), element("i", { class: "bullet-tick" }), entry.untrained === null ? null : element("i", { class: "bullet-ring" }));
+    bar.children[0].style.width = place(entry.weight);
+    bar.children[1].style.left = place(entry.uniform);
+    if (bar.children[2]) bar.children[2].style.left = place(entry.untrained);
+    return element(
+      "tr",
+      {},
+      element("th", { scope: "row" }, named(entry.key)),
+      element("td", { class: "wide-cell" }, bar),
+      element("td", { class: "number strong" }, exact(entry.weight)),
+      element("td", { class: "number" }, exact(entry.uniform)),
+      element("td", { class: "number" }, exact(entry.untrained)),
+    );
+  }
+
+  const nextCharacter = (position) => (position + 1 < size() ? text().tokens[position + 1] : null);
+
+  function renderPrediction() {
+    const asked = queries();
+    const position = asked[asked.length - 1];
+    const list = byId("guesses");
+    const note = byId("prediction-note");
+    const row = asked.length ? (text().predictions || [])[position] : null;
+    if (!row) {
+      list.replaceChildren();
+      note.textContent = say(asked.length ? "noPrediction" : "choosePrediction");
+      return;
+    }
+    const next = nextCharacter(position);
+    list.replaceChildren(...row.map(([character, probability]) => guess(character, probability, character === (next === null ? "\n" : next))));
+    const query = named(position);
+    note.replaceChildren(
+      ...sentence("predictionNote", { query }),
+      " ",
+      ...(next === null ? [say("truthEnd")] : sentence("truth", { next: named(position + 1) })),
+      isFinal() ? "" : ` ${say("finalOnly")}`,
+    );
+  }
+
+  function guess(character, probability, isTrue) {
+    const bar = element("i", { class: "guess-bar" });
+    bar.style.width = `${(100 * probability).toFixed(1)}%`;
+    return element(
+      "li",
+      { class: isTrue ? "guess true" : "guess" },
+      element("span", { class: "zi" }, glyph(character, true)),
+      element("span", { class: "guess-track" }, bar),
+      element("span", { class: "number" }, percent(probability)),
+      isTrue ? element("span", { class: "tag" }, say("actual")) : null,
+    );
+  }
+
+  // ------------------------------------------------------------------ the grid of heads
+
+  function buildHeads() {
+    const layers = Array.from({ length: N_LAYER }, (_, layer) => {
+      const heads = Array.from({ length: N_HEAD }, (_, head) => buildHead(layer, head));
+      if (N_HEAD > 1) heads.push(buildHead(layer, MEAN));
+      return element(
+        "div",
+        { class: "layer" },
+        element("h3", {}, say("layer", { layer: layer + 1 })),
+        element("div", { class: "layer-heads" }, heads),
+      );
+    });
+    const columns = N_HEAD > 1 ? N_HEAD + 1 : 1;
+    byId("heads").style.setProperty("--columns", clamp(columns, 3, 5));
+    byId("heads").style.setProperty("--columns-wide", clamp(columns, 3, 9));
+    byId("heads").replaceChildren(...layers);
+  }
+
+  function buildHead(layer, head) {
+    const entry = atlasEntry(layer, head);
+    const label = head === MEAN ? say("layerMean") : say("head", { head: head + 1 });
+    return element(
+      "button",
+      {
+        type: "button",
+        class: "head",
+        "data-layer": layer + 1,
+        "data-head": head === MEAN ? "mean" : head + 1,
+        title: entry ? atlasTitle(entry) : null,
+        onclick: () => chooseHead(layer, head),
+      },
+      element("span", { class: "thumb", "aria-hidden": "true" }, element("canvas"), element("span", { class: "thumb-rows" })),
+      element("span", { class: "head-label" }, label),
+      entry ? element("span", { class: entry.key === "mixed" ? "head-name mixed" : "head-name" }, atlasName(entry)) : null,
+    );
+  }
+
+  /** The scores behind a name, each against chance. */
+  function atlasTitle(entry) {
+    const lines = [atlasName(entry) + (typeof entry.score === "number" ? ` · ${say("atlasScore", { n: brief(entry.score, 1) })}` : "")];
+    for (const [kind, score] of Object.entries(entry.scores || {})) {
+      const value = Array.isArray(score) ? score[0] : score;
+      if (typeof value === "number") lines.push(`${words().kinds[kind] || kind} ${brief(value, 1)}`);
+    }
+    return lines.join("\n");
+  }
+
+  function chooseHead(layer, head) {
+    state.layer = layer;
+    state.head = head;
+    renderHeadChoice();
+    renderQuery();
+    renderMap();
+  }
+
+  const headButtons = () => [...byId("heads").querySelectorAll(".head")].map((button) => ({
+    button,
+    layer: Number(button.dataset.layer) - 1,
+    head: button.dataset.head === "mean" ? MEAN : Number(button.dataset.head) - 1,
+  }));
+
+  function renderHeads() {
+    for (const { button, layer, head } of headButtons()) {
+      paintSmall(button.querySelector("canvas"), plane(state.snapshot, layer, head));
+    }
+  }
+
+  /** The row that is being read, in every small map. */
+  function renderHeadRows() {
+    const place = (position) => `${((100 * position) / size()).toFixed(2)}%`;
+    for (const { button } of headButtons()) {
+      button.querySelector(".thumb-rows").replaceChildren(...queries().map((query) => {
+        const row = element("i");
+        row.style.top = place(query + 0.5);
+        row.style.width = place(query + 1);
+        return row;
+      }));
+    }
+  }
+
+  function renderHeadChoice() {
+    for (const { button, layer, head } of headButtons()) {
+      button.setAttribute("aria-pressed", String(layer === state.layer && head === state.head));
+    }
+    byId("mean-all").setAttribute("aria-pressed", String(state.layer === MEAN));
+    const title = headName(state.layer, state.head);
+    const entry = atlasEntry(state.layer, state.head);
+    byId("map-title").replaceChildren(
+      title.charAt(0).toUpperCase() + title.slice(1),
+      entry ? element("span", { class: "title-name" }, atlasName(entry)) : "",
+    );
+  }
+
+  /** A whole map in little: every cell the same whole number of pixels, so none is swallowed. */
+  function paintSmall(canvas, weights) {
+    const length = size();
+    const width = (canvas.clientWidth || 96) * (window.devicePixelRatio || 1);
+    const scale = Math.max(1, Math.ceil(width / length));
+    const image = new ImageData(length, length);
+    const pixels = new Uint32Array(image.data.buffer);
+    const table = PIXELS[state.theme];
+    for (let query = 0; query < length; query++) {
+      for (let key = state.hideFirst ? 1 : 0; key <= query; key++) {
+        const cell = query * length + key;
+        pixels[cell] = table[Math.round(onScale(weights[cell]) * 255)];
+      }
+    }
+    const source = element("canvas", { width: length, height: length });
+    source.getContext("2d").putImageData(image, 0, 0);
+    canvas.width = canvas.height = length * scale;
+    const context = canvas.getContext("2d");
+    context.imageSmoothingEnabled = false;
+    context.drawImage(source, 0, 0, canvas.width, canvas.height);
+  }
+
+  // ------------------------------------------------------------------ the enlarged map
+
+  let cellSize = 12; // CSS pixels, whole
+
+  function buildMap() {
+    const frame = byId("map-scroll");
+    const isNarrow = window.innerWidth < 720;
+    // Big enough to hit with a finger, small enough to see the whole: the frame scrolls if needed.
+    const room = Math.min(frame.clientWidth - 64, 720);
+    cellSize = clamp(Math.floor(room / size()), isNarrow ? 15 : 12, 34);
+    byId("map").style.width = byId("map").style.height = `${size() * cellSize}px`;
+    byId("map").setAttribute("aria-label", say("mapLabel"));
+    byId("map-scroll").style.setProperty("--cell", `${cellSize}px`);
+    byId("map-scroll").classList.toggle("tight", cellSize < 20);
+    const labels = () => text().tokens.map((character, position) =>
+      element("div", { class: "axis-label", "data-position": position }, element("span", { class: "axis-position" }, String(position)), element("span", { class: "axis-glyph" }, glyph(character))));
+    byId("map-keys").replaceChildren(...labels());
+    byId("map-queries").replaceChildren(...labels());
+  }
+
+  function renderMap() {
+    const canvas = byId("map-canvas");
+    const ratio = window.devicePixelRatio || 1;
+    canvas.width = canvas.height = Math.round(size() * cellSize * ratio);
+    const context = canvas.getContext("2d");
+    const weights = currentPlane();
+    const gap = cellSize >= 14 ? 1 : 0;
+    for (let query = 0; query < size(); query++) {
+      for (let key = 0; key <= query; key++) {
+        if (isHidden(key)) continue;
+        const edges = [key, query, key + 1, query + 1].map((index) => Math.round(index * cellSize * ratio));
+        context.fillStyle = css(colour(weights[query * size() + key]));
+        context.fillRect(edges[0], edges[1], edges[2] - edges[0] - gap, edges[3] - edges[1] - gap);
+      }
+    }
+  }
+
+  function renderMapMarks(pointed = null) {
+    const asked = queries();
+    byId("map-rows").replaceChildren(...asked.map((query) => {
+      const mark = element("div", { class: state.locked.length ? "mark-row" : "mark-row preview" });
+      mark.style.top = `${query * cellSize}px`;
+      mark.style.width = `${(query + 1) * cellSize}px`;
+      return mark;
+    }));
+    placeMark(byId("map-cell"), pointed);
+    placeMark(byId("map-cut"), state.cell);
+    markLabels("map-queries", asked, pointed && pointed.query);
+    markLabels("map-keys", [], pointed && pointed.key);
+  }
+
+  function placeMark(mark, cell) {
+    mark.hidden = !cell;
+    if (!cell) return;
+    mark.style.left = `${cell.key * cellSize}px`;
+    mark.style.top = `${cell.query * cellSize}px`;
+  }
+
+  function markLabels(id, asked, pointed) {
+    for (const label of byId(id).children) {
+      const position = Number(label.dataset.position);
+      label.classList.toggle("asking", asked.includes(position));
+      label.classList.toggle("pointed", position === pointed);
+    }
+  }
+
+  /** The cell under a pointer event, or null right of the diagonal. */
+  function cellAt(event) {
+    const frame = byId("map-canvas").getBoundingClientRect();
+    const key = Math.floor(((event.clientX - frame.left) / frame.width) * size());
+    const query = Math.floor(((event.clientY - frame.top) / frame.height) * size());
+    const isInside = key >= 0 && query >= 0 && key < size() && query < size();
+    return isInside && key <= query ? { query, key } : null;
+  }
+
+  function listenToMap() {
+    const map = byId("map");
+    let cursor = null; // the keyboard's cell
+    map.addEventListener("pointermove", (event) => {
+      const cell = cellAt(event);
+      renderMapMarks(cell);
+      if (cell) showTip(tipFor([cell.query], cell.key), event.clientX, event.clientY);
+      else hideTip();
+    });
+    map.addEventListener("pointerleave", () => {
+      renderMapMarks();
+      hideTip();
+    });
+    map.addEventListener("click", (event) => chooseCell(cellAt(event)));
+    map.addEventListener("keydown", (event) => {
+      const moves = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
+      if (event.ctrlKey || event.metaKey || event.altKey || !(event.key in moves || event.key === "Enter")) return;
+      event.preventDefault();
+      event.stopPropagation();
+      if (event.key === "Enter") return chooseCell(cursor);
+      const start = cursor || state.cell || { query: focusPosition(), key: focusPosition() };
+      const [down, right] = cursor || state.cell ? moves[event.key] : [0, 0];
+      const query = clamp(start.query + down, 0, size() - 1);
+      cursor = { query, key: clamp(start.key + right, 0, query) };
+      renderMapMarks(cursor);
+      const frame = map.getBoundingClientRect();
+      showTip(tipFor([cursor.query], cursor.key), frame.left + (cursor.key + 1) * cellSize, frame.top + (cursor.query + 1) * cellSize);
+    });
+    map.addEventListener("blur", () => {
+      cursor = null;
+      renderMapMarks();
+      hideTip();
+    });
+  }
+
+  function chooseCell(cell) {
+    if (!cell) return;
+    state.cell = state.cell && state.cell.query === cell.query && state.cell.key === cell.key ? null : cell;
+    state.locked = [cell.query];
+    renderQuery();
+  }
+
+  // ------------------------------------------------------------------ cutting an edge
+
+  /** The cuts computed for a scope: layer and head count from 1, null means all of them. */
+  function cutRows(layer, head) {
+    const group = (text().cuts || []).find((scope) => scope.layer === layer && scope.head === head);
+    return group ? group.rows : [];
+  }
+
+  const scopeOf = (layer, head) => [layer === MEAN ? null : layer + 1, head === MEAN ? null : head + 1];
+  const findCut = (rows, { query, key }) => rows.find((row) => row[0] === query && row[1] === key) || null;
+
+  function renderCut() {
+    const panel = byId("cut");
+    const rows = cutRows(...scopeOf(state.layer, state.head));
+    const parts = [element("h3", {}, say("cutTitle"))];
+    if (!(text().cuts || []).length) parts.push(element("p", { class: "hint" }, say("cutNone")));
+    else if (state.cell) parts.push(...cutResult(rows));
+    else parts.push(element("p", { class: "hint" }, say("cutHow")), ...strongestCuts(rows));
+    panel.replaceChildren(...parts);
+  }
+
+  function cutResult(rows) {
+    const { query, key } = state.cell;
+    const title = element("p", { class: "cut-edge" }, sentence("cutEdge", { query: named(query), key: named(key) }));
+    const cut = findCut(rows, state.cell);
+    const body = cut
+      ? [cutTruth(cut, query), cutTable(cut, query)]
+      : [element("p", { class: "hint" }, say("cutMissing"))];
+    return [title, ...body, cutScopes(), element("p", { class: "hint" }, say("cutFinal"))];
+  }
+
+  function cutTruth(cut, query) {
+    if (cut[2] === null) return element("p", { class: "hint" }, say("cutNoTruth"));
+    const next = query + 1 < size() ? named(query + 1) : element("span", { class: "zi" }, words().end);
+    return element("p", {}, sentence("cutTruth", { next, factor: element("b", {}, percent(Math.exp(cut[2] / 1000))) }));
+  }
+
+  /** The likeliest characters before and after, side by side. */
+  function cutTable(cut, query) {
+    const after = Array.from(cut[3]).map((character, index) => [character, cut[4 + index] / 1000]);
+    const before = ((text().predictions || [])[query] || []).slice(0, after.length);
+    const next = nextCharacter(query) === null ? "\n" : nextCharacter(query);
+    const column = (title, row) =>
+      element("div", {}, element("h4", {}, title), element("ol", { class: "guesses" }, row.map(([character, probability]) => guess(character, probability, character === next))));
+    return element("div", { class: "cut-table" }, column(say("cutBefore"), before), column(say("cutAfter"), after));
+  }
+
+  /** The same edge cut in one head, in its layer, everywhere. */
+  function cutScopes() {
+    const scopes = [["cutAll", null, null]];
+    if (state.layer !== MEAN) scopes.unshift(["cutLayer", state.layer + 1, null]);
+    if (state.layer !== MEAN && state.head !== MEAN) scopes.unshift(["cutHead", state.layer + 1, state.head + 1]);
+    const rows = scopes.map(([label, layer, head]) => {
+      const cut = findCut(cutRows(layer, head), state.cell);
+      const delta = cut && cut[2] !== null ? brief(cut[2] / 1000, 3) : "—";
+      return element("tr", {}, element("th", { scope: "row" }, say(label)), element("td", { class: "number" }, delta));
+    });
+    return element(
+      "table",
+      { class: "scopes" },
+      element("thead", {}, element("tr", {}, element("th", { scope: "col" }, say("cutScope")), element("th", { scope: "col" }, say("cutDelta")))),
+      element("tbody", {}, rows),
+    );
+  }
+
+  function strongestCuts(rows) {
+    const strongest = rows.filter((row) => row[2] !== null).sort((one, other) => one[2] - other[2]).slice(0, 5);
+    if (!strongest.length) return [];
+    const items = strongest.map((row) =>
+      element("li", {}, element("button", { type: "button", class: "edge", onclick: () => chooseCell({ query: row[0], key: row[1] }) }, named(row[0]), " → ", named(row[1]), element("span", { class: "number" }, brief(row[2] / 1000, 3)))));
+    return [element("h4", {}, say("cutBest"), " ", element("small", {}, `(${say("cutDelta")})`)), element("ul", { class: "edges" }, items)];
+  }
+
+  // ------------------------------------------------------------------ the tooltip
+
+  function tipFor(asked, key) {
+    if (asked.every((query) => key > query)) return [element("p", {}, namedAll(asked), " → ", named(key)), element("p", { class: "hint" }, say("notRead"))];
+    const values = share(asked, key);
+    const row = (label, value, isStrong) =>
+      element("tr", {}, element("th", { scope: "row" }, label), element("td", { class: isStrong ? "number strong" : "number" }, value));
+    return [
+      element("p", {}, namedAll(asked), " → ", named(key)),
+      element("table", {}, element("tbody", {}, row(say("weight"), exact(values.weight), true), row(say("uniform"), exact(values.uniform)), row(say("untrained"), exact(values.untrained)))),
+      element("p", { class: "hint" }, say("times", { n: brief(values.weight / values.uniform, 1) })),
+    ];
+  }
+
+  function showTip(content, x, y) {
+    const tip = byId("tooltip");
+    tip.replaceChildren(...content);
+    tip.hidden = false;
+    const { width, height } = tip.getBoundingClientRect();
+    const left = x + 16 + width > window.innerWidth ? x - 16 - width : x + 16;
+    tip.style.left = `${Math.max(8, left)}px`;
+    tip.style.top = `${clamp(y + 18, 8, window.innerHeight - height - 8)}px`;
+  }
+
+  const hideTip = () => (byId("tooltip").hidden = true);
+
+  function showCharacterTip(cell, position) {
+    if (!state.locked.length || isHidden(position)) return;
+    const frame = cell.getBoundingClientRect();
+    showTip(tipFor(state.locked, position), frame.left + frame.width / 2, frame.bottom - 8);
+  }
+
+  // ------------------------------------------------------------------ texts, steps, play
+
+  function buildTexts() {
+    const list = byId("texts");
+    list.setAttribute("aria-label", say("texts"));
+    list.hidden = TEXTS.length < 2;
+    list.replaceChildren(...TEXTS.map((each, index) =>
+      element("button", { type: "button", role: "radio", class: "text", "data-text": index, "aria-checked": String(index === state.text), onclick: () => chooseText(index) }, opening(each.tokens))));
+  }
+
+  /** The first half line of a text, enough to know it by. */
+  function opening(tokens) {
+    const body = tokens.filter((character) => character !== "\n");
+    const stop = body.findIndex((character) => "，。！？、；：".includes(character));
+    const end = stop > 0 ? stop : body.length;
+    return body.slice(0, Math.min(end, 9)).join("") + (end > 9 ? "…" : "");
+  }
+
+  function chooseText(index) {
+    const step = snapshot().step;
+    state.text = index;
+    state.cell = null;
+    state.hovered = null;
+    state.wholeLedger = false;
+    state.locked = firstQuery();
+    state.snapshot = nearestSnapshot(step);
+    renderEverything();
+  }
+
+  function nearestSnapshot(step) {
+    const distances = text().snapshots.map((saved) => Math.abs(saved.step - step));
+    return distances.indexOf(Math.min(...distances));
+  }
+
+  /** Where to begin: the pair that is asked about where it stands in the text, else the last word. */
+  function firstQuery() {
+    const { query, key } = DATA.evidence || { query: "光", key: "月" };
+    const tokens = text().tokens;
+    const asked = tokens.findIndex((character, position) => character === query && tokens.indexOf(key) >= 0 && tokens.indexOf(key) < position);
+    if (asked >= 0) return [asked];
+    const spoken = tokens.map((_, position) => position).filter((position) => /[\p{L}\p{N}]/u.test(tokens[position]));
+    return [spoken.length ? spoken[spoken.length - 1] : tokens.length - 1];
+  }
+
+  function firstHead() {
+    const chosen = DATA.evidence && DATA.evidence.chosen;
+    if (chosen && chosen.layer <= N_LAYER && chosen.head <= N_HEAD) return [chosen.layer - 1, chosen.head - 1];
+    for (let layer = 0; layer < N_LAYER; layer++) {
+      for (let head = 0; head < N_HEAD; head++) {
+        const entry = atlasEntry(layer, head);
+        if (entry && entry.key === "meaning") return [layer, head];
+      }
+    }
+    return [0, 0];
+  }
+
+  function renderTimeline() {
+    const { step, val_loss: loss } = snapshot();
+    const slider = byId("step");
+    slider.max = text().snapshots.length - 1;
+    slider.value = state.snapshot;
+    slider.disabled = byId("play").disabled = text().snapshots.length < 2;
+    const label = [say("step", { step })];
+    if (typeof loss === "number") label.push(say("loss", { loss: exact(loss) }), say("guess", { n: Math.round(Math.exp(loss)) }));
+    byId("step-label").replaceChildren(...label.map((part) => element("span", {}, part)));
+    slider.setAttribute("aria-label", say("stepSlider"));
+    slider.setAttribute("aria-valuetext", label.join(", "));
+    const name = state.timer === null ? "play" : "pause";
+    byId("play").replaceChildren(icon(name));
+    byId("play").setAttribute("aria-label", say(name));
+    byId("play").title = say(name);
+  }
+
+  function chooseSnapshot(index) {
+    state.snapshot = clamp(index, 0, text().snapshots.length - 1);
+    renderTimeline();
+    renderHeads();
+    renderMap();
+    renderQuery();
+    renderChartMark();
+  }
+
+  function play() {
+    const BETWEEN = 700; // ms a snapshot: time to look
+    if (state.timer !== null) return stop();
+    if (text().snapshots.length < 2) return;
+    if (isFinal()) chooseSnapshot(0);
+    state.timer = setInterval(() => {
+      chooseSnapshot(state.snapshot + 1);
+      if (isFinal()) stop();
+    }, BETWEEN);
+    renderTimeline();
+  }
+
+  function stop() {
+    clearInterval(state.timer);
+    state.timer = null;
+    renderTimeline();
+  }
+
+  // ------------------------------------------------------------------ the loss chart
+
+  const chart = { left: 44, right: 16, top: 24, bottom: 38, height: 264, width: 0, x: null, y: null };
+
+  function lossRows() {
+    if (DATA.loss && DATA.loss.length) return DATA.loss;
+    return text().snapshots.filter((saved) => typeof saved.val_loss === "number").map((saved) => [saved.step, null, saved.val_loss]);
+  }
+
+  function buildChart() {
+    const holder = byId("chart");
+    const rows = lossRows();
+    const values = rows.flatMap((row) => row.slice(1)).filter((value) => typeof value === "number");
+    if (values.length < 2) {
+      holder.replaceChildren(element("p", { class: "hint" }, say("noLoss")));
+      return;
+    }
+    const baselines = (DATA.run && DATA.run.baselines) || [];
+    const top = Math.max(...values, ...baselines.map((line) => line.loss));
+    const bottom = Math.min(...values);
+    const last = Math.max(...rows.map((row) => row[0]), 1);
+    chart.width = Math.max(holder.clientWidth, 280);
+    chart.x = (step) => chart.left + (step / last) * (chart.width - chart.left - chart.right);
+    const low = bottom - 0.06 * (top - bottom || 1);
+    chart.y = (loss) => chart.top + ((top - loss) / (top - low || 1)) * (chart.height - chart.top - chart.bottom);
+    const svg = drawing(
+      "svg",
+      { width: chart.width, height: chart.height, viewBox: `0 0 ${chart.width} ${chart.height}`, role: "img", "aria-label": `${say("chartLoss")} / ${say("chartStep")}` },
+      chartAxes(low, top, last),
+      baselines.map(chartBaseline),
+      chartLine(rows, 1, "curve train"),
+      chartLine(rows, 2, "curve val"),
+      drawing("line", { id: "chart-mark", class: "chart-mark", y1: chart.top, y2: chart.height - chart.bottom }),
+      chartDots(),
+      chartEnds(rows),
+    );
+    holder.replaceChildren(svg);
+    renderChartMark();
+  }
+
+  function chartAxes(low, top, last) {
+    const nodes = [];
+    for (let loss = Math.ceil(low); loss <= top; loss++) {
+      nodes.push(drawing("line", { class: "grid", x1: chart.left, x2: chart.width - chart.right, y1: chart.y(loss), y2: chart.y(loss) }));
+      nodes.push(drawing("text", { class: "tick", x: chart.left - 8, y: chart.y(loss) + 4, "text-anchor": "end" }, String(loss)));
+    }
+    const step = niceStep(last / (chart.width / 110));
+    for (let at = 0; at <= last; at += step) {
+      nodes.push(drawing("text", { class: "tick", x: chart.x(at), y: chart.height - chart.bottom + 18, "text-anchor": "middle" }, String(at)));
+    }
+    nodes.push(drawing("text", { class: "tick", x: chart.width - chart.right, y: chart.height - 2, "text-anchor": "end" }, say("chartStep")));
+    return nodes;
+  }
+
+  function niceStep(rough) {
+    const power = 10 ** Math.floor(Math.log10(Math.max(rough, 1)));
+    return power * [1, 2, 5, 10].find((factor) => factor * power >= rough);
+  }
+
+  function chartBaseline(line) {
+    const y = chart.y(line.loss);
+    return [
+      drawing("line", { class: "baseline", x1: chart.left, x2: chart.width - chart.right, y1: y, y2: y }),
+      drawing("text", { class: "baseline-label", x: chart.width - chart.right - 12, y: y - 5, "text-anchor": "end" }, `${line[state.language] || line.zh || line.en} ${brief(line.loss)}`),
+    ];
+  }
+
+  function chartLine(rows, column, name) {
+    const points = rows.filter((row) => typeof row[column] === "number").map((row) => `${chart.x(row[0]).toFixed(1)},${chart.y(row[column]).toFixed(1)}`);
+    return points.length > 1 ? drawing("polyline", { class: name, points: points.join(" ") }) : null;
+  }
+
+  function chartDots() {
+    return text().snapshots.flatMap((saved, index) => typeof saved.val_loss !== "number" ? [] : [
+      drawing("circle", { class: "dot", "data-snapshot": index, cx: chart.x(saved.step), cy: chart.y(saved.val_loss), r: 4, onclick: () => chooseSnapshot(index) },
+        drawing("title", {}, `${say("step", { step: saved.step })} · ${say("loss", { loss: exact(saved.val_loss) })}`)),
+    ]);
+  }
+
+  /** Names at the curves' ends instead of a legend. */
+  function chartEnds(rows) {
+    return [[1, "train", 16], [2, "val", -10]].map(([column, name, shift]) => {
+      const known = rows.filter((row) => typeof row[column] === "number");
+      const end = known[known.length - 1];
+      if (known.length < 2) return null;
+      return drawing("text", { class: `curve-label ${name}`, x: chart.x(end[0]) - 12, y: chart.y(end[column]) + shift, "text-anchor": "end" }, `${say(name)} ${brief(end[column])}`);
+    });
+  }
+
+  function renderChartMark() {
+    const mark = byId("chart-mark");
+    if (!mark) return;
+    const x = chart.x(Math.min(snapshot().step, Math.max(...lossRows().map((row) => row[0]))));
+    mark.setAttribute("x1", x);
+    mark.setAttribute("x2", x);
+    for (const dot of byId("chart").querySelectorAll(".dot")) dot.classList.toggle("now", Number(dot.dataset.snapshot) === state.snapshot);
+  }
+
+  // ------------------------------------------------------------------ evidence
+
+  function buildEvidence() {
+    const evidence = DATA.evidence;
+    if (!evidence) {
+      byId("evidence-body").replaceChildren(element("p", { class: "hint" }, say("noEvidence")), element("pre", {}, "python view.py OUT_DIR --query 光 --key 月 --evidence"));
+      return;
+    }
+    const pair = { query: evidence.query, key: evidence.key };
+    byId("evidence-body").replaceChildren(
+      element("p", { class: "ask" }, say("ask", pair)),
+      element("p", { class: "hint" }, say("askHow", { ...pair, distance: evidence.min_distance || 2 }), evidence.poems ? ` ${say("poems", evidence.poems)}` : ""),
+      liftTable(evidence.rows || [], pairCell),
+      element("p", { class: "hint" }, say("liftNote")),
+      ...everyHead(evidence, pair),
+      element("div", { class: "beside" }, cutCosts(evidence, pair), partners(evidence, pair)),
+      ...method(evidence),
+    );
+  }
+
+  const ROLE_CLASSES = { asked: "asked", related: "related" };
+
+  const table = (head, rows) =>
+    element("div", { class: "table-scroll" }, element("table", { class: "forest" }, element("thead", {}, head), element("tbody", {}, rows)));
+
+  /** Rows with two lifts drawn on one logarithmic axis. */
+  function liftTable(rows, firstCell) {
+    const intervals = rows.flatMap((row) => [row.lift1, row.lift2]).filter(Boolean).flat();
+    const axis = logAxis(intervals);
+    const heading = (label, plot) => element("th", { scope: "col", class: plot ? "plot-cell" : null }, label, plot ? axis.head() : null);
+    const head = element("tr", {}, heading(say("pair")), heading(say("occasions")), heading(say("headColumn")), heading(say("meanWeight")), heading(say("lift1"), true), heading(say("lift2"), true), heading(say("topShare")));
+    return table(head, rows.map((row) => liftRow(row, firstCell(row), axis)));
+  }
+
+  function liftRow(row, first, axis) {
+    const kind = ROLE_CLASSES[row.role] || (row.chosen ? "asked" : "other");
+    const cell = (label, value) => element("td", { class: "number", "data-label": label }, value);
+    const lift = (label, interval) =>
+      row.too_small || !interval
+        ? element("td", { class: "plot-cell small-n", "data-label": label }, say("tooSmall"))
+        : element("td", { class: "plot-cell", "data-label": label }, axis.draw([{ interval, kind }]), element("span", { class: "number" }, `${brief(interval[0])} [${brief(interval[1])}, ${brief(interval[2])}]`));
+    return element(
+      "tr",
+      { class: kind },
+      first,
+      cell(say("occasions"), row.n === undefined ? "" : String(row.n)),
+      cell(say("headColumn"), row.layer ? `${row.layer}·${row.head}` : "—"),
+      cell(say("meanWeight"), exact(row.weight)),
+      lift(say("lift1"), row.lift1),
+      lift(say("lift2"), row.lift2),
+      cell(say("topShare"), typeof row.top_share === "number" ? `${Math.round(100 * row.top_share)}%` : "—"),
+    );
+  }
+
+  /** A key may be any of many characters: a rhyme. */
+  const shortened = (key) => (key.length > 3 ? `${key.slice(0, 3)}…` : key);
+
+  const pairCell = (row) =>
+    element("th", { scope: "row" }, element("span", { class: "pair", title: row.key.length > 1 ? row.key : null }, `${row.query} → ${shortened(row.key)}`), element("span", { class: "tag" }, words().role[row.role] || row.role));
+
+  function everyHead(evidence, pair) {
+    if (!(evidence.heads || []).length) return [];
+    const first = (row) => {
+      const entry = atlasEntry(row.layer - 1, row.head - 1);
+      return element("th", { scope: "row" }, say("headName", { layer: row.layer, head: row.head }), entry ? element("span", { class: "head-name" }, atlasName(entry)) : null, row.chosen ? element("span", { class: "tag" }, say("chosenHead")) : null);
+    };
+    const n = ((evidence.rows || []).find((row) => row.role === "asked") || {}).n;
+    const rows = evidence.heads.map((row) => ({ n, ...row }));
+    return [element("details", {}, element("summary", {}, say("allHeads", pair)), liftTable(rows, first))];
+  }
+
+  function cutCosts(evidence, pair) {
+    const rows = evidence.cuts || [];
+    if (!rows.length) return null;
+    const axis = linearAxis(rows.flatMap((row) => [row.cut, row.control]).filter(Boolean).flat());
+    const body = rows.map((row) =>
+      element(
+        "tr",
+        { class: "asked" },
+        element("th", { scope: "row" }, `${words().scopes[row.scope] || row.scope}${row.layer ? ` ${row.layer}${row.head ? `·${row.head}` : ""}` : ""}`),
+        element("td", { class: "number", "data-label": say("occasions") }, String(row.n)),
+        row.cut
+          ? element("td", { class: "plot-cell", "data-label": say("cutChange") }, axis.draw([{ interval: row.cut, kind: "asked" }, { interval: row.control, kind: "other" }]), element("span", { class: "number" }, `${brief(row.cut[0], 3)} [${brief(row.cut[1], 3)}, ${brief(row.cut[2], 3)}]`))
+          : element("td", { class: "plot-cell small-n", "data-label": say("cutChange") }, say("tooSmall")),
+        element("td", { class: "number", "data-label": say("difference") }, row.difference ? `${brief(row.difference[0], 3)} [${brief(row.difference[1], 3)}, ${brief(row.difference[2], 3)}]` : "—"),
+      ));
+    const head = [say("scope"), say("occasions"), null, say("difference")].map((label) =>
+      label === null ? element("th", { scope: "col", class: "plot-cell" }, say("cutChange"), axis.head()) : element("th", { scope: "col" }, label));
+    return element(
+      "div",
+      {},
+      element("h3", {}, say("cutsTitle", pair)),
+      table(element("tr", {}, head), body),
+      element("p", { class: "hint" }, say("cutsNote")),
+    );
+  }
+
+  function partners(evidence, pair) {
+    const rows = evidence.partners || [];
+    if (!rows.length) return null;
+    const axis = logAxis(rows.map((row) => row.lift).filter(Boolean).flat());
+    const body = rows.map((row) =>
+      element(
+        "tr",
+        { class: row.key === pair.key ? "asked" : "related" },
+        element("th", { scope: "row" }, element("span", { class: "pair" }, row.key)),
+        element("td", { class: "number", "data-label": say("occasions") }, String(row.n)),
+        element("td", { class: "number", "data-label": say("headColumn") }, row.layer ? `${row.layer}·${row.head}` : "—"),
+        row.lift
+          ? element("td", { class: "plot-cell", "data-label": say("lift") }, axis.draw([{ interval: row.lift, kind: row.key === pair.key ? "asked" : "related" }]), element("span", { class: "number" }, `${brief(row.lift[0])} [${brief(row.lift[1])}, ${brief(row.lift[2])}]`))
+          : element("td", { class: "plot-cell small-n", "data-label": say("lift") }, say("tooSmall")),
+      ));
+    const head = element("tr", {}, element("th", { scope: "col" }, say("partner")), element("th", { scope: "col" }, say("occasions")), element("th", { scope: "col" }, say("headColumn")), element("th", { scope: "col", class: "plot-cell" }, say("lift"), axis.head()));
+    return element("div", {}, element("h3", {}, say("partnersTitle", pair)), table(head, body));
+  }
+
+  function method(evidence) {
+    const notes = (evidence.notes || {})[state.language] || [];
+    if (!notes.length) return [];
+    return [element("details", {}, element("summary", {}, say("method")), element("ul", { class: "hint" }, notes.map((note) => element("li", {}, note))))];
+  }
+
+  const PLOT = { width: 190, height: 22, margin: 8 };
+
+  function logAxis(values) {
+    const positive = values.filter((value) => value > 0);
+    const low = Math.min(0.5, ...positive.map((value) => Math.max(value, 1 / 16)));
+    const high = Math.max(2, ...positive);
+    const place = (value) => Math.log2(clamp(value, low, high) / low) / Math.log2(high / low);
+    const ticks = [1 / 16, 1 / 8, 1 / 4, 1 / 2, 1, 2, 4, 8, 16, 32, 64].filter((tick) => tick >= low * 0.99 && tick <= high * 1.01);
+    const name = (tick) => (tick < 1 ? `1/${1 / tick}` : String(tick));
+    return plotAxis(place, ticks, name, 1);
+  }
+
+  function linearAxis(values) {
+    const low = Math.min(0, ...values);
+    const high = Math.max(0, ...values);
+    const span = high - low || 1;
+    const step = niceFraction(span / 3);
+    const ticks = [];
+    for (let index = Math.ceil(low / step); index * step <= high; index++) ticks.push(index * step);
+    return plotAxis((value) => (value - low) / span, ticks, (tick) => brief(tick, step < 0.1 ? 2 : 1).replace(/^−?0\.0+$/, "0"), 0);
+  }
+
+  function niceFraction(rough) {
+    const power = 10 ** Math.floor(Math.log10(rough));
+    return power * [1, 2, 5, 10].find((factor) => factor * power >= rough);
+  }
+
+  /** Dots with intervals on a shared axis; `none` is the value that means no effect. */
+  function plotAxis(place, ticks, name, none) {
+    const x = (value) => (PLOT.margin + place(value) * (PLOT.width - 2 * PLOT.margin)).toFixed(1);
+    const svg = (height, ...children) => drawing("svg", { class: "plot", width: PLOT.width, height, viewBox: `0 0 ${PLOT.width} ${height}`, "aria-hidden": "true" }, ...children);
+    const rules = (height) => ticks.map((tick) => drawing("line", { class: tick === none ? "rule none" : "rule", x1: x(tick), x2: x(tick), y1: 0, y2: height }));
+    const mark = ({ interval, kind }, index, all) => {
+      const y = (PLOT.height * (index + 1)) / (all.length + 1);
+      return drawing("g", { class: kind },
+        drawing("line", { class: "whisker", x1: x(interval[1]), x2: x(interval[2]), y1: y, y2: y }),
+        drawing("circle", { class: "estimate", cx: x(interval[0]), cy: y, r: all.length > 1 ? 3.2 : 4 }));
+    };
+    return {
+      head: () => svg(16, ticks.map((tick) => drawing("text", { class: "tick", x: x(tick), y: 12, "text-anchor": "middle" }, name(tick)))),
+      draw: (marks) => svg(PLOT.height, rules(PLOT.height), drawing("text", { class: "tick none-label", x: x(none), y: PLOT.height + 10, "text-anchor": "middle" }, String(none)), marks.filter((each) => each.interval).map(mark)),
+    };
+  }
+
+  // ------------------------------------------------------------------ footer, language, theme
+
+  function buildFooter() {
+    const run = DATA.run || {};
+    const parts = [];
+    if (typeof run.step === "number" && typeof run.val_loss === "number") parts.push(element("p", {}, say("finalModel", { step: run.step, loss: exact(run.val_loss) })));
+    const entries = Object.entries(run.config || {});
+    if (entries.length) {
+      parts.push(element("details", {}, element("summary", {}, say("config")), element("dl", {}, entries.map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, String(value)))))));
+    }
+    byId("footer").replaceChildren(...parts);
+  }
+
+  function renderRamp() {
+    const context = byId("ramp").getContext("2d");
+    for (let x = 0; x < 256; x++) {
+      context.fillStyle = css(TABLES[state.theme][x]);
+      context.fillRect(x, 0, 1, 1);
+    }
+    byId("ramp-ticks").replaceChildren(...TICKS.map((tick) => {
+      const label = element("span", {}, String(tick));
+      label.style.left = `${100 * onScale(tick)}%`;
+      return label;
+    }));
+  }
+
+  function setLanguage(language) {
+    state.language = language;
+    document.documentElement.lang = language === "zh" ? "zh-CN" : "en";
+    byId("language").textContent = say("language");
+    byId("language").lang = language === "zh" ? "en" : "zh-CN";
+  }
+
+  function setTheme(theme) {
+    state.theme = theme;
+    document.documentElement.dataset.theme = theme;
+    byId("theme").textContent = say(theme === "dark" ? "light" : "dark");
+  }
+
+  // ------------------------------------------------------------------ keys
+
+  function listenToKeys() {
+    document.addEventListener("keydown", (event) => {
+      if (event.ctrlKey || event.metaKey || event.altKey) return;
+      const digit = /^(?:Digit|Numpad)(\d)$/.exec(event.code);
+      if (event.key === "Escape") unlock();
+      else if (digit) chooseByDigit(Number(digit[1]), event.shiftKey);
+      else if (event.target.matches("input[type=range]")) return;
+      else if (event.key === "ArrowLeft" || event.key === "ArrowRight") moveQuery(event.key === "ArrowLeft" ? -1 : 1, event);
+      else if ((event.key === "ArrowUp" || event.key === "ArrowDown") && byId("strip").contains(event.target)) moveLine(event.key === "ArrowUp" ? -1 : 1, event);
+      else if (event.key === " " && !event.target.matches("button, input, summary, a")) {
+        event.preventDefault();
+        play();
+      } else if (event.key === "Enter" && event.target.matches(".character")) toggleQuery(Number(event.target.dataset.position), event.shiftKey);
+    });
+  }
+
+  function unlock() {
+    state.locked = [];
+    state.hovered = null;
+    state.cell = null;
+    hideTip();
+    renderQuery();
+  }
+
+  function chooseByDigit(digit, isLayer) {
+    const layer = state.layer === MEAN ? 0 : state.layer;
+    if (isLayer && digit >= 1 && digit <= N_LAYER) chooseHead(digit - 1, state.head);
+    else if (!isLayer && digit === 0) chooseHead(state.layer, MEAN);
+    else if (!isLayer && digit <= N_HEAD) chooseHead(layer, digit - 1);
+  }
+
+  function lockOnly(position, event) {
+    event.preventDefault();
+    state.locked = [clamp(position, 0, size() - 1)];
+    state.hovered = null;
+    hideTip();
+    renderQuery();
+    if (byId("strip").contains(document.activeElement)) byId("strip").querySelector(`[data-position="${state.locked[0]}"]`).focus();
+  }
+
+  function moveQuery(by, event) {
+    lockOnly(state.locked.length ? focusPosition() + by : focusPosition(), event);
+  }
+
+  /** Up and down: the same place in the verse line before or after. */
+  function moveLine(by, event) {
+    const lines = verses().map((line) => line.flat());
+    const at = lines.findIndex((line) => line.includes(focusPosition()));
+    const column = at < 0 ? 0 : lines[at].indexOf(focusPosition());
+    const line = lines[clamp(at + by, 0, lines.length - 1)];
+    lockOnly(line[Math.min(column, line.length - 1)], event);
+  }
+
+  // ------------------------------------------------------------------ putting it together
+
+  /** What depends on the query characters. */
+  function renderQuery() {
+    renderQuestion();
+    renderStrip();
+    renderLedger();
+    renderPrediction();
+    renderHeadRows();
+    renderMapMarks();
+    renderCut();
+  }
+
+  /** Everything, after a change of text, language, theme or width. */
+  function renderEverything() {
+    byId("sink").hidden = !state.hideFirst;
+    buildTexts();
+    buildStrip();
+    buildHeads();
+    buildMap();
+    renderTimeline();
+    renderHeadChoice();
+    renderRamp();
+    renderHeads();
+    renderMap();
+    renderQuery();
+    buildChart();
+    buildEvidence();
+    buildFooter();
+  }
+
+  function listen() {
+    byId("language").addEventListener("click", () => {
+      setLanguage(state.language === "zh" ? "en" : "zh");
+      setTheme(state.theme);
+      renderEverything();
+    });
+    byId("theme").addEventListener("click", () => {
+      setTheme(state.theme === "dark" ? "light" : "dark");
+      renderEverything();
+    });
+    byId("several").addEventListener("change", (event) => (state.several = event.target.checked));
+    byId("hide-first").addEventListener("change", (event) => {
+      state.hideFirst = event.target.checked;
+      byId("sink").hidden = !state.hideFirst;
+      renderHeads();
+      renderMap();
+      renderQuery();
+    });
+    byId("mean-all").addEventListener("click", () => chooseHead(MEAN, MEAN));
+    byId("ledger-more").addEventListener("click", () => {
+      state.wholeLedger = !state.wholeLedger;
+      renderLedger();
+    });
+    byId("play").addEventListener("click", play);
+    byId("step").addEventListener("input", (event) => {
+      if (state.timer !== null) stop();
+      chooseSnapshot(Number(event.target.value));
+    });
+    let width = window.innerWidth;
+    window.addEventListener("resize", () => {
+      if (window.innerWidth === width) return; // a phone's address bar only changes the height
+      width = window.innerWidth;
+      renderEverything();
+    });
+    listenToMap();
+    listenToKeys();
+    listenToPrinting();
+  }
+
+  /** Paper is white: print in the light colours whatever the screen shows. */
+  function listenToPrinting() {
+    let before = null;
+    window.addEventListener("beforeprint", () => {
+      before = state.theme;
+      setTheme("light");
+      renderEverything();
+    });
+    window.addEventListener("afterprint", () => {
+      setTheme(before || state.theme);
+      renderEverything();
+    });
+  }
+
+  function start() {
+    setLanguage((navigator.language || "zh").toLowerCase().startsWith("zh") ? "zh" : "en");
+    const dark = window.matchMedia("(prefers-color-scheme: dark)");
+    setTheme(dark.matches ? "dark" : "light");
+    dark.addEventListener("change", (event) => {
+      setTheme(event.matches ? "dark" : "light");
+      renderEverything();
+    });
+    state.snapshot = text().snapshots.length - 1;
+    [state.layer, state.head] = firstHead();
+    state.locked = firstQuery();
+    listen();
+    renderEverything();
+  }
+
+  start();
+})();
