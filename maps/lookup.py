@@ -1,0 +1,208 @@
+"""Whom does a character look for? The keys that it prefers, over the whole corpus.
+
+For each key that stands MIN_DISTANCE or more before the query in at least MIN_COUNT places, two
+lifts as in `evidence`, with baselines for many keys at once:
+
+    lift 1 = sum of w over the key's occurrences / sum of mean weights, at the same stratum, of the
+             query's other keys
+    lift 2 = sum of w over the key's occurrences / sum of mean weights of any query and key at the
+             same stratum, times the key's popularity: how much more than those means it receives
+             from other queries
+
+Punctuation, the start of the text and the query character itself don't count. The double lift is the
+smaller of the two, what survives both questions. Small counts are drawn towards 1 as if SHRINKAGE
+more occurrences of lift 1 had been seen: n · lift + SHRINKAGE over n + SHRINKAGE; the intervals
+(poems drawn, baselines kept) likewise. Training poems are among those counted: this describes what
+the model does with its corpus, and is no test.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from maps.bootstrap import Interval, ratio_interval
+from maps.corpus_maps import attention_over
+from maps.evidence import MIN_DISTANCE
+from maps.terminal import table
+from maps.verse import read_verse
+
+MIN_COUNT = 20
+SHRINKAGE = 10
+OTHER_POEMS = 1000  # poems without the query, for how popular a key is with others
+LOOKED_FOR = 5  # keys whose mean double lift says how choosy a head is
+
+
+@dataclass(frozen=True)
+class Partner:
+    """A key that a query looks for in one head (layer and head from 0)."""
+
+    key: str
+    n: int
+    layer: int
+    head: int
+    weight: float
+    lift1: float
+    lift2: float
+    lift: Interval  # the smaller lift, shrunk
+
+
+def find_partners(
+    poems: Sequence[str],
+    maps: Iterable[tuple[Sequence[int], np.ndarray]],
+    query: str,
+    heads: Sequence[tuple[int, int]] | None = None,
+    best_heads: int = 2,
+    top: int = 15,
+    min_count: int = MIN_COUNT,
+) -> list[Partner]:
+    """The keys with the highest double lift, best first, `top` for each head.
+
+    heads: (layer, head) from 0; without them the `best_heads` heads whose LOOKED_FOR best keys have
+    the highest mean double lift. `maps` as from `attention_over`; poems without the query serve the
+    popularity of keys.
+    """
+    verses = [read_verse("\n" + poem) for poem in poems]
+    parts, values, shape = [], [], (0, 0)
+    for indices, weights in maps:
+        shape = weights.shape[:2]
+        for place, poem in enumerate(indices):
+            verse = verses[poem]
+            size = len(verse.codes)
+            others = verse.character & (verse.codes != ord(query))
+            rows = verse.character if query not in poems[poem] else verse.codes == ord(query)
+            far = np.arange(size)[:, None] - np.arange(size) >= MIN_DISTANCE
+            i, j = np.nonzero(rows[:, None] & others & far)
+            stratum = verse.length[i] << 40 | verse.place[i] << 20 | (i - j)
+            parts.append(np.stack([np.full_like(i, poem), verse.codes[j], stratum]))
+            values.append(weights[:, :, place, i, j].reshape(shape[0] * shape[1], len(i)))
+    poem, code, stratum = np.concatenate(parts, axis=1)
+    value = np.concatenate(values, axis=1)  # (heads, N)
+    mine = np.isin(poem, [at for at, text in enumerate(poems) if query in text])
+    codes, key = np.unique(code, return_inverse=True)
+    _, stratum = np.unique(stratum, return_inverse=True)
+    counts = np.bincount(key[mine], minlength=len(codes))
+    candidates = np.flatnonzero(counts >= min_count)
+    if not len(candidates):
+        return []
+
+    def sums(numbers: np.ndarray, size: int, weights: np.ndarray | None = None) -> np.ndarray:
+        return np.bincount(numbers, weights, size)
+
+    wanted = heads or list(np.ndindex(*shape))
+    found: dict[tuple[int, int], tuple] = {}
+    pair = key * (stratum.max() + 1) + stratum  # a key at a stratum
+    n_strata, n_pairs = stratum.max() + 1, len(codes) * (stratum.max() + 1)
+    for layer, head in wanted:
+        w = value[layer * shape[1] + head]
+        own, own_n = sums(stratum[mine], n_strata, w[mine]), sums(stratum[mine], n_strata)
+        of_key, of_key_n = sums(pair[mine], n_pairs, w[mine]), sums(pair[mine], n_pairs)
+        rest, rest_n = own[stratum] - of_key[pair], own_n[stratum] - of_key_n[pair]
+        # Where no other key stands at the stratum, the key is its own baseline.
+        first = np.where(rest_n > 0, rest, own[stratum]) / np.maximum(
+            np.where(rest_n > 0, rest_n, own_n[stratum]), 1
+        )
+        usual_n = sums(stratum[~mine], n_strata)
+        usual = sums(stratum[~mine], n_strata, w[~mine]) / np.maximum(usual_n, 1)
+        received = sums(key[~mine], len(codes), w[~mine])
+        due = sums(key[~mine], len(codes), usual[stratum[~mine]])
+        popularity = np.divide(received, due, out=np.ones(len(codes)), where=due > 0)
+        second = np.where(usual_n[stratum] > 0, usual[stratum] * popularity[key], first)
+        total = sums(key[mine], len(codes), w[mine])
+        lifts = np.stack(
+            [
+                total[candidates] / sums(key[mine], len(codes), base[mine])[candidates]
+                for base in (first, second)
+            ]
+        )
+        smaller = _shrink(lifts.min(0), counts[candidates])
+        found[layer, head] = (smaller, lifts, total, first, second)
+    if heads is None:
+        choosy = {at: np.sort(result[0])[-LOOKED_FOR:].mean() for at, result in found.items()}
+        wanted = sorted(choosy, key=lambda at: -choosy[at])[:best_heads]
+    partners = []
+    for layer, head in wanted:
+        smaller, lifts, total, first, second = found[layer, head]
+        w = value[layer * shape[1] + head]
+        for at in np.argsort(-smaller, kind="stable")[:top]:
+            number = candidates[at]
+            cells = mine & (key == number)
+            base = (first if lifts[0, at] <= lifts[1, at] else second)[cells]
+            interval = ratio_interval(poem[cells].tolist(), w[cells].astype(float), base)
+            n = int(counts[number])
+            partners.append(
+                Partner(
+                    chr(codes[number]),
+                    n,
+                    layer,
+                    head,
+                    float(total[number] / n),
+                    *(float(lift) for lift in lifts[:, at]),
+                    Interval(*(float(_shrink(limit, n)) for limit in interval)),
+                )
+            )
+    return partners
+
+
+def _shrink(lift, n):
+    """The lift as if SHRINKAGE more occurrences of lift 1 had been seen."""
+    return (n * lift + SHRINKAGE) / (n + SHRINKAGE)
+
+
+def looks_for(
+    model,
+    vocabulary,
+    documents: Sequence[str],
+    query: str,
+    heads: Sequence[tuple[int, int]] | None = None,
+    seed: int = 0,
+    **options,
+) -> list[Partner]:
+    """Whom `query` looks for over all documents, see `find_partners`; popularity from OTHER_POEMS
+    poems without it, drawn by `seed`."""
+    texts = [text[: model.config.block_size - 1] for text in documents]
+    with_query = [text for text in texts if query in text]
+    others = [text for text in texts if query not in text]
+    drawn = np.random.default_rng(seed).permutation(len(others))[:OTHER_POEMS]
+    poems = [*with_query, *(others[at] for at in sorted(drawn))]
+    if not with_query:
+        return []
+    return find_partners(poems, attention_over(model, vocabulary, poems), query, heads, **options)
+
+
+def partner_dicts(partners: Sequence[Partner]) -> list[dict]:
+    """For JSON and the page; layers and heads from 1, lift = [value, low, high]."""
+    return [
+        {
+            "key": partner.key,
+            "n": partner.n,
+            "layer": partner.layer + 1,
+            "head": partner.head + 1,
+            "weight": round(partner.weight, 4),
+            "lift1": round(partner.lift1, 3),
+            "lift2": round(partner.lift2, 3),
+            "lift": [round(number, 3) for number in partner.lift],
+        }
+        for partner in partners
+    ]
+
+
+def format_partners(query: str, partners: Sequence[dict]) -> str:
+    """A table for the terminal, from `partner_dicts`."""
+    if not partners:
+        return f"{query}: no key stands before it in {MIN_COUNT} places or more / 例子太少"
+    rows = [
+        [
+            f"{query}→{p['key']}",
+            f"L{p['layer']} H{p['head']}",
+            str(p["n"]),
+            f"{p['weight']:.3f}",
+            f"{p['lift1']:.2f}",
+            f"{p['lift2']:.2f}",
+            "{:.2f} [{:.2f}, {:.2f}]".format(*p["lift"]),
+        ]
+        for p in partners
+    ]
+    head = ["对 pair", "头 head", "例 n", "权重 weight", "lift 1", "lift 2", "双重提升 double lift"]
+    note = f"double lift: the smaller lift, drawn towards 1 by {SHRINKAGE} imagined occurrences"
+    return f"{table(head, rows, left=2)}\n{note}"
