@@ -33,9 +33,12 @@ from command_line import Parser, UsageError, add_settings, read_settings, run, s
 from data.baselines import unigram_and_bigram
 from data.batches import IGNORE, Batches
 from data.corpus import FOLDS, Corpus, read_documents
-from data.vocabulary import BOUNDARY, DataError
+from data.vocabulary import BOUNDARY, DataError, Vocabulary
 from maps.capture import MapError, capture, map_path, save_map
+from maps.look import look_at
+from maps.run_page import write_run_page
 from model.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from model.generate import Engine, Sampling
 from model.gpt import GPT, GPTConfig
 from model.machine import (
     MachineError,
@@ -156,6 +159,15 @@ def evaluate(model: GPT, batches: Batches, count: int, device: str, dtype: torch
         characters += int((targets != IGNORE).sum())
     model.train()
     return loss / characters
+
+
+def counting_baselines(corpus: Corpus) -> list[dict]:
+    """The losses of models that only count, with their names for the page."""
+    unigram, bigram = unigram_and_bigram(corpus.train, corpus.val, corpus.vocabulary)
+    return [
+        {"zh": "数单字", "en": "counting characters", "loss": unigram},
+        {"zh": "数字对", "en": "counting pairs of characters", "loss": bigram},
+    ]
 
 
 def check_memory(config: TrainConfig, model_config: GPTConfig) -> None:
@@ -288,6 +300,7 @@ def main(argv: list[str]) -> int:
             "elapsed_s": time.perf_counter() - started,
             "train_loss": train_loss,
             "val_loss": val_loss,
+            "baselines": baselines,
         }
         save_checkpoint(folder.checkpoint, state)
 
@@ -305,6 +318,7 @@ def main(argv: list[str]) -> int:
     stopping = Stopping()
     started = time.perf_counter() - elapsed
     val_loss = state["val_loss"] if state else None
+    baselines = state["baselines"] if state else []
     bar = tqdm(total=config.max_iters, initial=step, unit="step", disable=not (first and TERMINAL))
     if first:
         parameters = sum(p.numel() for p in model.parameters())
@@ -391,6 +405,8 @@ def main(argv: list[str]) -> int:
                     f"step {step}: loss {mean:.3f}, val loss {val_loss:.3f}, {speed:,.0f} characters/s"
                 )
             train_loss, busy_s, busy_tokens = (0.0, 0), 0.0, 0
+        if step == config.max_iters:
+            baselines = counting_baselines(corpus)
         if due or stopping.signal:
             save()
         bar.update()
@@ -405,18 +421,29 @@ def main(argv: list[str]) -> int:
             say(f"stopped at step {step}, saved in {folder.checkpoint}: go on with --resume")
         return 128 + stopping.signal
     if first:
-        report(config, corpus, model, folder.path, step, val_loss)
+        report(model, vocabulary, load_checkpoint(folder.checkpoint), folder.path)
+        print(f"final: step={step} val_loss={val_loss:.4f}", flush=True)
     return 0
 
 
-def report(
-    config: TrainConfig, corpus: Corpus, model: GPT, out_dir: Path, step: int, val_loss: float
-) -> None:
-    """What was reached: the loss beside two baselines, a poem, a look at the first probe."""
-    unigram, bigram = unigram_and_bigram(corpus.train, corpus.val, corpus.vocabulary)
-    print(f"held-out loss in nats a character: {val_loss:.3f}")
-    print(f"counting characters: {unigram:.3f}; counting pairs of characters: {bigram:.3f}")
-    print(f"final: step={step} val_loss={val_loss:.4f}", flush=True)
+def report(model: GPT, vocabulary: Vocabulary, state: dict, out_dir: Path) -> None:
+    """What was reached: the loss beside two baselines, a poem, a look at the first probe, the page."""
+    print(f"held-out loss: {state['val_loss']:.3f} nats a character")
+    for baseline in state["baselines"]:
+        print(f"    beside it, {baseline['en']}: {baseline['loss']:.3f}")
+    model = model.cpu().eval()
+    start = [vocabulary.encode(BOUNDARY)]
+    seed = state["config"]["seed"]
+    [poem] = Engine(model).generate(start, 80, Sampling(temperature=0.8), seed, stop=0)
+    print("\na poem:", vocabulary.decode(poem).strip(BOUNDARY))
+    if state["config"]["probes"]:
+        probe = state["config"]["probes"][0]
+        map = capture(model, vocabulary, probe, state["step"], state["val_loss"])
+        print("\n" + look_at(map, "光" if "光" in probe else probe[-1], most=1))
+        page = out_dir / "attention.html"
+        size = write_run_page(out_dir, page, model, vocabulary, state)
+        print(f"\nthe page: {page} ({size / 1e6:.2f} MB); more: python view.py {out_dir} --help")
+    print(f"in {out_dir}: ckpt.pt, metrics.jsonl, config.toml, attention/; next: python sample.py")
 
 
 def not_finite(step: int) -> UsageError:

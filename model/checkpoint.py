@@ -99,3 +99,10 @@ def load_model(path: str | Path) -> tuple[GPT, str, dict[str, Any]]:
         reason = str(error).splitlines()[0]
         raise CheckpointError(f"{path} does not fit this model: {reason}") from None
     return model.eval(), characters, state
+
+
+def untrained_model(state: dict[str, Any]) -> GPT:
+    """The model as it was at step 0: the control that no training has touched."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(state["config"]["seed"])
+        return GPT(GPTConfig(**state["model_config"])).eval()

@@ -1,0 +1,113 @@
+"""From the folder of a run to its page: maps, predictions, cuts, losses, evidence."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from data.vocabulary import BOUNDARY, Vocabulary
+from maps.capture import AttentionMap, MapError, capture, load_map, saved_maps
+from maps.corpus_maps import evaluating
+from maps.cutting import cuts_for_text
+from maps.page import page_texts, write_page
+from model.gpt import GPT
+
+EVIDENCE, ATLAS = "evidence.json", "atlas.json"  # what `view.py` leaves in the folder for the page
+
+
+def predict(model: GPT, vocabulary: Vocabulary, text: str, top: int = 5) -> list[list]:
+    """The likeliest characters after each position of "\\n" + text: T lists of `top`
+    (character, probability), best first."""
+    idx = torch.tensor([vocabulary.encode(BOUNDARY + text)])
+    with evaluating(model):
+        logits, _ = model(idx)
+    probability, ids = logits[0].softmax(-1).topk(min(top, len(vocabulary)))
+    return [
+        [(vocabulary.decode([i]), p) for i, p in zip(row_ids, row, strict=True)]
+        for row_ids, row in zip(ids.tolist(), probability.tolist(), strict=True)
+    ]
+
+
+def read_metrics(out_dir: str | Path) -> list[dict[str, Any]]:
+    """The objects in a run's metrics.jsonl. Raises MapError where it is missing or damaged."""
+    path = Path(out_dir) / "metrics.jsonl"
+    try:
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    except FileNotFoundError:
+        raise MapError(f"no {path}: run train.py first") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise MapError(f"{path} is damaged ({error}): train anew") from None
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file holds, None where there is none. Raises MapError where it is damaged."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise MapError(f"{path} is damaged ({error}): delete it") from None
+
+
+def run_maps(out_dir: str | Path) -> dict[str, list[AttentionMap]]:
+    """A run's saved maps: probe text -> its maps by rising step. Raises MapError."""
+    return {
+        str(probe): [load_map(path) for path in paths]
+        for probe, paths in saved_maps(out_dir).items()
+    }
+
+
+def write_run_page(
+    out_dir: str | Path,
+    path: str | Path,
+    model: GPT,
+    vocabulary: Vocabulary,
+    state: dict[str, Any],
+    texts: Sequence[str] = (),
+    untrained: GPT | None = None,
+) -> int:
+    """Write the page of a run and return its size in bytes.
+
+    Shown are the run's probe texts with all saved steps, or instead `texts` through the checkpoint,
+    with the `untrained` model's map as step 0. Raises MapError or DataError.
+    """
+    step, val_loss = state["step"], state["val_loss"]
+    if texts:
+        maps = {
+            str(number): [
+                *([capture(untrained, vocabulary, text)] if untrained else []),
+                capture(model, vocabulary, text, step, val_loss),
+            ]
+            for number, text in enumerate(texts)
+        }
+    else:
+        maps = run_maps(out_dir)
+    shown = {name: "".join(found[-1].tokens[1:]) for name, found in maps.items()}
+    config = state["config"]
+    names = "n_layer n_head n_embd max_iters batch_size fold seed data".split()
+    data = {
+        "title": f"{Path(out_dir).name} · attention",
+        "run": {
+            "config": {name: config[name] for name in names},
+            "step": step,
+            "val_loss": val_loss,
+            "baselines": [
+                {"zh": "乱猜", "en": "uniform guess", "loss": math.log(len(vocabulary))},
+                *state.get("baselines", []),
+            ],
+        },
+        "texts": page_texts(
+            maps,
+            {name: predict(model, vocabulary, text) for name, text in shown.items()},
+            {name: cuts_for_text(model, vocabulary, text) for name, text in shown.items()},
+        ),
+        "loss": [[m["step"], m["train_loss"], m["val_loss"]] for m in read_metrics(out_dir)],
+        "atlas": read_json(Path(out_dir) / ATLAS),
+        "evidence": read_json(Path(out_dir) / EVIDENCE),
+    }
+    return write_page(path, {name: value for name, value in data.items() if value is not None})
