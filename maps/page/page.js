@@ -234,6 +234,9 @@
     });
   }
 
+  /** Between two sentences: Chinese has no space there. */
+  const between = () => (state.language === "zh" ? "" : " ");
+
   const percent = (value) => `${(value * 100).toFixed(1)}%`;
   const exact = (value) => (value === null || value === undefined ? "—" : value.toFixed(3));
   const brief = (value, digits = 2) =>
@@ -593,9 +596,9 @@
     const query = named(position);
     note.replaceChildren(
       ...sentence("predictionNote", { query }),
-      " ",
+      between(),
       ...(next === null ? [say("truthEnd")] : sentence("truth", { next: named(position + 1) })),
-      isFinal() ? "" : ` ${say("finalOnly")}`,
+      isFinal() ? "" : between() + say("finalOnly"),
     );
   }
 
@@ -1159,7 +1162,7 @@
     const pair = { query: evidence.query, key: evidence.key };
     byId("evidence-body").replaceChildren(
       element("p", { class: "ask" }, say("ask", pair)),
-      element("p", { class: "hint" }, say("askHow", { ...pair, distance: evidence.min_distance || 2 }), evidence.poems ? ` ${say("poems", evidence.poems)}` : ""),
+      element("p", { class: "hint" }, say("askHow", { ...pair, distance: evidence.min_distance || 2 }), evidence.poems ? between() + say("poems", evidence.poems) : ""),
       liftTable(evidence.rows || [], pairCell),
       element("p", { class: "hint" }, say("liftNote")),
       ...everyHead(evidence, pair),
@@ -1274,8 +1277,8 @@
 
   function logAxis(values) {
     const positive = values.filter((value) => value > 0);
-    const low = Math.min(0.5, ...positive.map((value) => Math.max(value, 1 / 16)));
-    const high = Math.max(2, ...positive);
+    const low = 2 ** Math.floor(Math.log2(Math.min(0.5, ...positive.map((value) => Math.max(value, 1 / 16)))));
+    const high = 2 ** Math.ceil(Math.log2(Math.max(2, ...positive)));
     const place = (value) => Math.log2(clamp(value, low, high) / low) / Math.log2(high / low);
     const ticks = [1 / 16, 1 / 8, 1 / 4, 1 / 2, 1, 2, 4, 8, 16, 32, 64].filter((tick) => tick >= low * 0.99 && tick <= high * 1.01);
     const name = (tick) => (tick < 1 ? `1/${1 / tick}` : String(tick));

@@ -1,0 +1,481 @@
+"""The page in a real Chromium, from disk, with the network off: it shows the numbers it was given."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import shutil
+
+import numpy as np
+import pytest
+
+from maps.page import page_texts, write_page
+from tests.test_page import (
+    PROBES,
+    STEPS,
+    made_up_cuts,
+    made_up_maps,
+    made_up_page,
+    made_up_predictions,
+)
+
+sync_api = pytest.importorskip("playwright.sync_api")
+expect = sync_api.expect
+
+pytestmark = pytest.mark.browser
+
+MAPS = made_up_maps(PROBES[0])
+FINAL = MAPS[-1].weights
+LIGHT, MOON, FROST = 5, 4, 11  # positions of 光, 月, 霜 in the first text
+MEANING = (1, 1)  # the head chosen in the made-up evidence, counted from 0
+
+
+def find_chromium() -> str | None:
+    names = ("chromium", "chromium-browser", "google-chrome", "chrome", "msedge")
+    found = (shutil.which(name) for name in names)
+    return os.environ.get("CHROMIUM") or next(filter(None, found), None)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    path = find_chromium()
+    if path is None:
+        pytest.skip("no Chromium: set CHROMIUM or put chromium on the PATH")
+    with sync_api.sync_playwright() as playwright:
+        arguments = ["--no-sandbox", "--disable-gpu"]
+        started = playwright.chromium.launch(executable_path=path, args=arguments)
+        yield started
+        started.close()
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Pages written once: the whole made-up run, and others that tests add."""
+    folder = tmp_path_factory.mktemp("page")
+    write_page(folder / "page.html", made_up_page())
+    return folder
+
+
+@pytest.fixture
+def open_page(browser, files):
+    """Opens a page and afterwards looks for anything the browser complained about."""
+    contexts, complaints = [], []
+
+    def opened(data: dict | None = None, **options):
+        path = files / "page.html"
+        if data is not None:
+            path = files / f"page{len(list(files.iterdir()))}.html"
+            write_page(path, data)
+        settings = {"viewport": {"width": 1400, "height": 900}, "locale": "zh-CN"} | options
+        context = browser.new_context(offline=True, **settings)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(10_000)
+        page.on("console", lambda said: said.type == "error" and complaints.append(said.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("request", lambda request: addresses.append(request.url))
+        page.goto(path.as_uri())
+        return page
+
+    addresses: list[str] = []
+    yield opened
+    for context in contexts:
+        context.close()
+    assert complaints == []
+    assert all(address.startswith(("file:", "data:")) for address in addresses)
+
+
+def character(page, position: int):
+    return page.locator(f'.character[data-position="{position}"]')
+
+
+def shown(page) -> list[str]:
+    """The numbers on the strip, by position."""
+    return page.locator(".character .weight").all_text_contents()
+
+
+def expected(rows: np.ndarray, *queries: int) -> list[str]:
+    """What the strip must show for these rows of one map, the sum for several."""
+    last = max(queries)
+    # As in the file: thousandths, then added.
+    total = sum(np.rint(rows[query].astype(np.float64) * 1000) for query in queries) / 1000
+    return [f"{value:.3f}" if key <= last else "" for key, value in enumerate(total)]
+
+
+def move_slider(page, index: int) -> None:
+    page.locator("#step").fill(str(index))
+
+
+def test_opens_with_the_asked_pair_and_the_chosen_head(open_page):
+    page = open_page()
+    expect(page.locator("#map-title")).to_contain_text("第 2 层第 2 头")
+    expect(page.locator("#map-title")).to_contain_text("意思")
+    expect(character(page, LIGHT)).to_have_attribute("aria-selected", "true")
+    assert shown(page) == expected(FINAL[MEANING], LIGHT)
+    expect(page.locator("#step-label")).to_contain_text("第 1500 步")
+    expect(page.locator("#step-label")).to_contain_text(f"{MAPS[-1].val_loss:.3f}")
+    expect(page.locator(".axis-title").first).to_have_text(re.compile(r"被看的字 \(key\)"))
+    expect(page.locator(".axis-title").nth(1)).to_have_text(re.compile(r"正在读的字 \(query\)"))
+
+
+def test_hover_previews_click_locks_and_escape_unlocks(open_page):
+    page = open_page()
+    page.keyboard.press("Escape")
+    assert set(shown(page)) == {""}
+    character(page, MOON).hover()
+    assert shown(page) == expected(FINAL[MEANING], MOON)
+    expect(page.locator("#question")).to_contain_text("预览")
+    character(page, LIGHT).click()
+    character(page, 2).hover()
+    assert shown(page) == expected(FINAL[MEANING], LIGHT)  # locked: hovering changes nothing
+    tip = page.locator("#tooltip")
+    expect(tip).to_contain_text(f"{FINAL[MEANING][LIGHT, 2]:.3f}")
+    expect(tip).to_contain_text(f"{1 / (LIGHT + 1):.3f}")
+    expect(tip).to_contain_text(f"{MAPS[0].weights[MEANING][LIGHT, 2]:.3f}")
+    character(page, LIGHT).click()
+    page.mouse.move(5, 5)
+    assert set(shown(page)) == {""}
+    character(page, LIGHT).click()
+    page.keyboard.press("Escape")
+    page.mouse.move(5, 5)
+    assert set(shown(page)) == {""}
+
+
+def test_several_locked_rows_add_up(open_page):
+    page = open_page()
+    character(page, FROST).click(modifiers=["Shift"])
+    assert shown(page) == expected(FINAL[MEANING], LIGHT, FROST)
+    page.locator("#several").check()
+    character(page, MOON).click()
+    assert shown(page) == expected(FINAL[MEANING], LIGHT, FROST, MOON)
+    character(page, FROST).click()
+    assert shown(page) == expected(FINAL[MEANING], LIGHT, MOON)
+    assert page.locator("#map-rows .mark-row").count() == 2
+
+
+def test_long_press_adds_and_a_tap_locks(open_page):
+    page = open_page(has_touch=True, is_mobile=True, viewport={"width": 390, "height": 844})
+    character(page, MOON).tap()
+    assert shown(page) == expected(FINAL[MEANING], MOON)
+    character(page, 3).dispatch_event("pointerdown", {"pointerType": "touch", "bubbles": True})
+    expect(character(page, 3)).to_have_attribute("aria-selected", "true")
+    character(page, 3).dispatch_event("pointerup", {"pointerType": "touch", "bubbles": True})
+    character(page, 3).dispatch_event("click", {"bubbles": True})  # the press's own click
+    assert shown(page) == expected(FINAL[MEANING], MOON, 3)
+
+
+def test_keys_move_the_query_and_choose_the_head(open_page):
+    page = open_page()
+    page.keyboard.press("ArrowRight")
+    assert shown(page) == expected(FINAL[MEANING], LIGHT + 1)
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("1")
+    assert shown(page) == expected(FINAL[1, 0], MOON)
+    page.keyboard.press("Shift+Digit3")
+    assert shown(page) == expected(FINAL[2, 0], MOON)
+    page.keyboard.press("9")  # there is no such head
+    assert shown(page) == expected(FINAL[2, 0], MOON)
+    character(page, MOON).focus()
+    page.keyboard.press("ArrowDown")  # 月 of the first line -> the fourth character of the second
+    assert shown(page) == expected(FINAL[2, 0], 16)
+
+
+def test_head_choice_in_the_grid_and_means(open_page):
+    page = open_page()
+    page.locator('.head[data-layer="1"][data-head="3"]').click()
+    assert shown(page) == expected(FINAL[0, 2], LIGHT)
+    expect(page.locator("#map-title")).to_have_text("第 1 层第 3 头标点")
+    mean = page.locator('.head[data-layer="1"][data-head="mean"]')
+    for choose, plane in (
+        (mean.click, FINAL[0].mean(0)),
+        (page.locator("#mean-all").click, FINAL.mean((0, 1))),
+        (lambda: page.keyboard.press("4"), FINAL[0, 3]),
+        (lambda: page.keyboard.press("0"), FINAL[0].mean(0)),
+    ):
+        choose()
+        numbers = [float(text) for text in shown(page)[: LIGHT + 1]]
+        assert np.abs(numbers - plane[LIGHT, : LIGHT + 1]).max() <= 0.0011
+
+
+def test_every_weight_stands_beside_the_uniform_share_and_the_untrained_weight(open_page):
+    page = open_page()
+    page.locator("#ledger-more").click() if page.locator("#ledger-more").is_visible() else None
+    rows = page.locator("#ledger tr").all()
+    assert len(rows) == LIGHT + 1
+    row = FINAL[MEANING][LIGHT]
+    order = np.argsort(-np.rint(row[: LIGHT + 1] * 1000), kind="stable")
+    for key, line in zip(order, rows, strict=True):
+        cells = line.locator("td.number").all_text_contents()
+        untrained = MAPS[0].weights[MEANING][LIGHT, key]
+        assert cells == [f"{row[key]:.3f}", f"{1 / (LIGHT + 1):.3f}", f"{untrained:.3f}"]
+
+
+def test_slider_and_play_go_through_the_training(open_page):
+    page = open_page()
+    for index in (0, 4):
+        move_slider(page, index)
+        assert shown(page) == expected(MAPS[index].weights[MEANING], LIGHT)
+        expect(page.locator("#step-label")).to_contain_text(f"第 {STEPS[index]} 步")
+        expect(page.locator("#step-label")).to_contain_text(f"{MAPS[index].val_loss:.3f}")
+    expect(page.locator("#prediction-note")).to_contain_text("训练结束时的模型")
+    move_slider(page, len(STEPS) - 2)
+    page.locator("#play").click()
+    expect(page.locator("#step-label")).to_contain_text("第 1500 步")
+    expect(page.locator("#play")).to_have_attribute("aria-label", "播放训练过程")  # it has stopped
+    page.mouse.move(5, 5)
+    page.evaluate("document.activeElement.blur()")
+    page.keyboard.press("Space")  # from the end it starts again
+    expect(page.locator("#step-label")).to_contain_text("第 0 步")
+    expect(page.locator("#step-label")).to_contain_text(f"第 {STEPS[1]} 步")
+    page.locator("#play").click()
+    now = page.locator("#step").input_value()
+    page.wait_for_timeout(900)
+    assert page.locator("#step").input_value() == now
+    page.locator('.dot[data-snapshot="6"]').click()
+    expect(page.locator("#step-label")).to_contain_text(f"第 {STEPS[6]} 步")
+
+
+def test_hide_first_hides_it_and_changes_no_other_number(open_page):
+    page = open_page()
+    expect(page.locator("#sink")).to_be_hidden()
+    page.locator("#hide-first").check()
+    expect(page.locator("#sink")).to_contain_text("attention sink")
+    assert shown(page) == ["", *expected(FINAL[MEANING], LIGHT)[1:]]
+    assert page.locator("#ledger tr").count() == LIGHT
+    corner = (
+        "document.getElementById('map-canvas').getContext('2d').getImageData(3, 3, 1, 1).data[3]"
+    )
+    assert page.evaluate(corner) == 0
+    page.locator("#hide-first").uncheck()
+    assert shown(page) == expected(FINAL[MEANING], LIGHT)
+    assert page.evaluate(corner) == 255
+
+
+def test_map_shows_the_cell_under_the_pointer(open_page):
+    page = open_page()
+    size = len(MAPS[0].tokens)
+    page.locator("#map").scroll_into_view_if_needed()
+    box = page.locator("#map").bounding_box()
+    cell = box["width"] / size
+
+    def point(query: int, key: int) -> None:
+        page.mouse.move(box["x"] + (key + 0.5) * cell, box["y"] + (query + 0.5) * cell)
+
+    tip = page.locator("#tooltip")
+    for query, key in ((LIGHT, MOON), (17, 16), (size - 1, 0), (0, 0)):
+        point(query, key)
+        expect(tip).to_contain_text(f"{FINAL[MEANING][query, key]:.3f}")
+        expect(tip).to_contain_text(f"{1 / (query + 1):.3f}")
+        expect(tip).to_contain_text(f"{MAPS[0].weights[MEANING][query, key]:.3f}")
+        expect(page.locator("#map-queries .pointed")).to_have_attribute("data-position", str(query))
+        expect(page.locator("#map-keys .pointed")).to_have_attribute("data-position", str(key))
+    point(3, 9)  # not read yet
+    expect(tip).to_be_hidden()
+    expect(page.locator("#map-queries .asking")).to_have_attribute("data-position", str(LIGHT))
+    labels = page.locator("#map-keys .axis-label").all_text_contents()
+    assert labels[0] == "0始" and labels[4] == "4月" and labels[17] == "17月"
+
+
+def test_colours_of_the_map_follow_one_scale(open_page):
+    """Equal weights have equal colours in any head, greater weights darker ones."""
+    page = open_page()
+    read = """(size) => {
+      const canvas = document.getElementById("map-canvas"), cell = canvas.width / size;
+      const pixel = (query, key) => canvas.getContext("2d")
+        .getImageData((key + 0.5) * cell, (query + 0.5) * cell, 1, 1).data;
+      const cells = [];
+      for (let i = 0; i < size; i++) for (let j = 0; j < size; j++) cells.push([...pixel(i, j)]);
+      return cells;
+    }"""
+    size = len(MAPS[0].tokens)
+    brightness: dict[int, set] = {}
+    for layer, head in ((0, 0), (1, 1), (2, 0)):
+        page.locator(f'.head[data-layer="{layer + 1}"][data-head="{head + 1}"]').click()
+        pixels = np.array(page.evaluate(read, size)).reshape(size, size, 4)
+        visible = np.tri(size, dtype=bool)
+        assert (pixels[..., 3] == np.where(visible, 255, 0)).all()
+        thousandths = np.rint(FINAL[layer, head] * 1000).astype(int)
+        for value, rgb in zip(thousandths[visible], pixels[visible], strict=True):
+            brightness.setdefault(value, set()).add(tuple(rgb[:3]))
+    assert all(len(colours) == 1 for colours in brightness.values())
+    sums = [sum(next(iter(brightness[value]))) for value in sorted(brightness)]
+    assert all(later <= earlier for earlier, later in zip(sums, sums[1:], strict=False))
+    assert sums[0] - sums[-1] > 300
+
+
+def test_prediction_at_the_locked_character(open_page):
+    page = open_page()
+    predictions = made_up_predictions(PROBES[0])
+    guesses = page.locator("#guesses .guess")
+    assert guesses.count() == 5
+    for line, (likely, probability) in zip(guesses.all(), predictions[LIGHT], strict=True):
+        expect(line.locator(".zi")).to_have_text(likely)
+        expect(line.locator(".number")).to_have_text(f"{probability * 100:.1f}%")
+    expect(page.locator("#prediction-note")).to_contain_text("是用来猜")
+    expect(page.locator("#prediction-note")).to_contain_text("，6")  # what follows 光
+    character(page, len(PROBES[0])).click()  # the last 。: what follows is the end
+    expect(page.locator("#prediction-note")).to_contain_text("结束")
+
+
+def test_cutting_an_edge(open_page):
+    page = open_page()
+    cuts = made_up_cuts(MAPS, made_up_predictions(PROBES[0]))
+
+    def delta(layer, head):
+        return next(
+            cut
+            for cut in cuts
+            if (cut["layer"], cut["head"], cut["query"], cut["key"]) == (layer, head, LIGHT, MOON)
+        )["delta"]
+
+    size = len(MAPS[0].tokens)
+    cell = page.locator("#map").bounding_box()["width"] / size
+
+    def click(query: int, key: int) -> None:
+        place = {"x": (key + 0.5) * cell, "y": (query + 0.5) * cell}
+        page.locator("#map").click(position=place)
+
+    click(LIGHT, MOON)
+    panel = page.locator("#cut")
+    expect(panel).to_contain_text("剪断 光5 → 月4")
+    expect(panel).to_contain_text(f"{math.exp(round(delta(2, 2), 3)) * 100:.1f}%")
+    rows = panel.locator(".scopes tbody .number").all_text_contents()
+    scopes = (delta(2, 2), delta(2, None), delta(None, None))
+    assert [row.replace("−", "-") for row in rows] == [f"{value:.3f}" for value in scopes]
+    expect(character(page, MOON)).to_have_class(re.compile("cut-key"))
+    click(LIGHT, 2)  # too little weight to have been computed
+    expect(panel).to_contain_text("没有预先算过")
+    page.keyboard.press("Escape")
+    expect(panel).to_contain_text("点图上的一格")
+    panel.locator(".edge").first.click()
+    expect(panel).to_contain_text("剪断前")
+
+
+def test_map_by_keyboard(open_page):
+    page = open_page()
+    page.locator("#map").focus()
+    page.keyboard.press("ArrowLeft")  # the cursor appears at the query
+    page.keyboard.press("ArrowLeft")
+    expect(page.locator("#tooltip")).to_contain_text(f"{FINAL[MEANING][LIGHT, MOON]:.3f}")
+    page.keyboard.press("Enter")
+    expect(page.locator("#cut")).to_contain_text("剪断 光5 → 月4")
+
+
+def test_texts_in_a_list(open_page):
+    page = open_page()
+    expect(page.locator(".text")).to_have_text(["床前明月光", "白日依山尽", "凤凰台上凤凰游"])
+    move_slider(page, 3)
+    page.locator('.text[data-text="2"]').click()
+    expect(page.locator(".character")).to_have_count(len(PROBES[2]) + 1)
+    expect(page.locator(".verse")).to_have_count(1 + 4)  # the start, four verse lines
+    character(page, 20).click()
+    other = made_up_maps(PROBES[2])
+    assert shown(page) == expected(other[3].weights[MEANING], 20)  # the same step
+
+
+def test_language_follows_the_browser_and_the_switch(open_page):
+    page = open_page(locale="en-GB")
+    assert page.locator("html").get_attribute("lang") == "en"
+    expect(page.locator("h1")).to_contain_text("What a character looks at", use_inner_text=True)
+    expect(page.locator("#map-title")).to_contain_text("Layer 2, head 2")
+    expect(page.locator("#map-title")).to_contain_text("meaning")
+    page.locator("#language").click()
+    expect(page.locator("#map-title")).to_contain_text("第 2 层第 2 头")
+    visible = page.locator("main").inner_text()
+    assert "权重不是解释" in visible and "a weight is not" not in visible
+    assert shown(page) == expected(FINAL[MEANING], LIGHT)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_theme_follows_the_system_and_the_switch(open_page, scheme):
+    page = open_page(color_scheme=scheme)
+    background = "getComputedStyle(document.documentElement).backgroundColor"
+
+    def is_dark() -> bool:
+        return sum(map(int, re.findall(r"\d+", page.evaluate(background))[:3])) < 200
+
+    assert is_dark() == (scheme == "dark")
+    page.locator("#theme").click()
+    assert is_dark() == (scheme == "light")
+
+
+def test_text_is_never_markup(open_page):
+    text = "</script><b>&\"'<img src=x onerror=alert(1)>🌕{{data}}"
+    maps = made_up_maps(text, 1, 2, (0, 5))
+    atlas = [[{"key": "x", "name_zh": "<i>名</i>", "name_en": "<i>", "score": 2.0}] * 2]
+    data = {
+        "title": "</title><b>",
+        "texts": page_texts({"0": maps}, {"0": made_up_predictions(text)}),
+        "atlas": atlas,
+        "run": {"config": {"data": "<b>poems</b>"}},
+    }
+    page = open_page(data)
+    assert page.locator(".character .glyph").all_text_contents() == ["始", *text.replace(" ", "␣")]
+    expect(page.locator(".head-name").first).to_have_text("<i>名</i>")
+    assert page.locator("#strip b, #strip img, .head i:not(.thumb-rows i), footer b").count() == 0
+    assert page.title() == "</title><b>"
+
+
+def test_a_page_with_one_map_and_nothing_else(open_page):
+    maps = made_up_maps("明月", 1, 1, (700,))
+    maps[0] = type(maps[0])(maps[0].weights, maps[0].tokens, 700, math.nan)
+    page = open_page({"texts": page_texts({"0": maps})})
+    character(page, 2).click()
+    character(page, 2).click() if shown(page)[0] == "" else None
+    assert shown(page) == expected(maps[0].weights[0, 0], 2)
+    expect(page.locator("#play")).to_be_disabled()
+    expect(page.locator("#ledger tr").first).to_contain_text("—")  # no untrained model to compare
+    expect(page.locator("#evidence-body")).to_contain_text("--evidence")
+
+
+def test_evidence_shows_its_figures(open_page):
+    page = open_page()
+    rows = page.locator("#evidence-body > .table-scroll tbody tr")
+    expect(rows).to_have_count(8)
+    for figure in (
+        "光 → 月",
+        "31",
+        "2·2",
+        "0.214",
+        "4.62 [3.11, 6.34]",
+        "3.87 [2.71, 5.18]",
+        "47%",
+    ):
+        expect(rows.first).to_contain_text(figure)
+    expect(rows.nth(6)).to_contain_text("次数太少")
+    page.locator("summary").first.click()
+    expect(page.locator("details[open] tbody tr")).to_have_count(12)
+    expect(page.locator(".beside")).to_contain_text("−0.124 [−0.193, −0.055]")
+
+
+def test_a_great_page_stays_usable(open_page):
+    """64 characters, 16 heads, 20 snapshots."""
+    steps = tuple(range(0, 2000, 100))
+    maps = made_up_maps(PROBES[2], 4, 4, steps)
+    predictions = made_up_predictions(PROBES[2])
+    page = open_page({"texts": page_texts({"0": maps}, {"0": predictions})})
+    page.keyboard.press("Shift+Digit4")
+    page.keyboard.press("4")
+    character(page, 60).click()
+    for index in range(20):
+        move_slider(page, index)
+    move_slider(page, 7)
+    assert shown(page) == expected(maps[7].weights[3, 3], 60)
+
+
+@pytest.mark.parametrize("width", [320, 390, 820, 1400])
+def test_nothing_sticks_out_of_the_window(open_page, width):
+    for locale in ("zh-CN", "en"):
+        page = open_page(viewport={"width": width, "height": 800}, locale=locale)
+        page.locator('.text[data-text="2"]').click()
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_prints_in_light_colours(open_page):
+    page = open_page(color_scheme="dark")
+    assert page.pdf(format="A4").startswith(b"%PDF")
+    assert page.locator("html").get_attribute("data-theme") == "dark"
+    page.emulate_media(media="print")
+    expect(page.locator("#play")).to_be_hidden()
