@@ -81,8 +81,8 @@ def ratio_interval(
         drawn, errors = ratio(draws(len(a), seed))
         distance = (np.log(drawn) - np.log(value)) / (errors / drawn)
         error = error / value
-    # All poems alike: no error, and the interval is a point (rounding would make it 0 / 0).
-    certain = ~np.isfinite(error) | (error < 1e-9)
+    # All poems alike: the interval is a point. Rounding leaves about the root of 1e-16 of an error.
+    certain = ~np.isfinite(error) | (error < 1e-6)
     distance[:, certain] = 0
     distance[~np.isfinite(distance)] = np.nan
     tail = 100 * (1 - LEVEL) / 2
