@@ -89,7 +89,7 @@ def write_run_page(
         maps = run_maps(out_dir)
     shown = {name: "".join(found[-1].tokens[1:]) for name, found in maps.items()}
     config = state["config"]
-    names = "n_layer n_head n_embd max_iters batch_size fold seed data".split()
+    names = ["n_layer", "n_head", "n_embd", "max_iters", "batch_size", "fold", "seed", "data"]
     data = {
         "title": f"{Path(out_dir).name} · attention",
         "run": {

@@ -1,0 +1,175 @@
+"""Look at what a trained model attends to: a page, a picture, the terminal, the evidence.
+
+python view.py                                   write the page of out/tang anew
+python view.py --text 床前明月光 --query 光        what 光 looks at in each head, in the terminal
+python view.py --png map.png --layer 1 --head 2  one head as a picture; without them all heads
+python view.py --query 光 --key 月 --evidence    does 光 really attend to 月, on unseen poems?
+python view.py --atlas                           what each head does
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import webbrowser
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from command_line import Parser, UsageError, run
+from data.corpus import Corpus
+from data.forms import full_width
+from data.trained_on import corpus_of
+from data.vocabulary import DataError, Vocabulary
+from maps.atlas import atlas_dict, format_atlas, head_atlas
+from maps.capture import AttentionMap, MapError, capture, load_map, saved_maps
+from maps.look import check_head, draw_head, look_at
+from maps.lookup import format_partners, looks_for, partner_dicts
+from maps.picture import draw_loss, draw_maps
+from maps.report import evidence_dict, format_evidence, gather_evidence
+from maps.run_page import ATLAS, EVIDENCE, read_metrics, write_run_page
+from model.checkpoint import CheckpointError, load_model, replacing, untrained_model
+from model.gpt import GPT
+
+
+def parse(argv: list[str]) -> Namespace:
+    """The flags, checked for what needs what."""
+    parser = Parser(prog="view.py", description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("out_dir", nargs="?", default="out/tang", metavar="OUT_DIR", help="folder of the run")
+    add("--text", action="append", default=[], help="a text to look at (repeatable)")
+    add("--query", help="the character that looks")
+    add("--key", help="the character that is looked at")
+    add("--layer", type=int, help="a layer, from 1")
+    add("--head", type=int, help="a head, from 1")
+    add("--html", metavar="F", help="write the page to this file")
+    add("--open", action="store_true", help="open the page in the browser")
+    add("--png", metavar="F", help="write the map as a picture")
+    add("--png-loss", metavar="F", help="write the losses against steps as a picture")
+    add(
+        "--evidence",
+        action="store_true",
+        help="measure on unseen poems whether query attends to key",
+    )
+    add("--atlas", action="store_true", help="say what each head does")
+    add("--json", metavar="F", help="write the evidence or the atlas as JSON")
+    args = parser.parse_args(argv)
+    if (args.layer is None) != (args.head is None):
+        raise UsageError("--layer and --head go together: give both or neither")
+    if args.evidence and not args.query:
+        raise UsageError("--evidence needs --query, for example --query 光 --key 月")
+    if args.key and not args.evidence:
+        raise UsageError("--key goes with --evidence: add it")
+    if args.json and not (args.evidence or args.atlas):
+        raise UsageError("--json goes with --evidence or --atlas: add one")
+    for name in ("query", "key"):
+        if len(getattr(args, name) or "x") != 1:
+            raise UsageError(f"--{name} takes one character, not {getattr(args, name)!r}")
+    return args
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    """A JSON file, whole or not at all."""
+    with replacing(path) as file:
+        file.write(json.dumps(value, ensure_ascii=False, allow_nan=False, indent=1).encode())
+
+
+def text_map(args: Namespace, model: GPT, vocabulary: Vocabulary, state: dict) -> AttentionMap:
+    """The map of the first --text, or the last one saved of the run's first probe."""
+    if args.text:
+        return capture(model, vocabulary, args.text[0], state["step"], state["val_loss"])
+    return load_map(next(iter(saved_maps(args.out_dir).values()))[-1])
+
+
+def show_evidence(
+    args: Namespace, model: GPT, vocabulary: Vocabulary, state: dict, corpus: Corpus
+) -> Any:
+    """Print what the heads say about a pair, or without a key whom the query looks for."""
+    partners = partner_dicts(looks_for(model, vocabulary, corpus.documents, args.query))
+    if not args.key:
+        print(format_partners(args.query, partners))
+        return {"query": args.query, "partners": partners}
+    evidence = evidence_dict(
+        gather_evidence(
+            model,
+            untrained_model(state),
+            vocabulary,
+            corpus.train,
+            corpus.val,
+            args.query,
+            args.key,
+            partners,
+        )
+    )
+    print(format_evidence(evidence))
+    write_json(Path(args.out_dir) / EVIDENCE, evidence)
+    return evidence
+
+
+def show_atlas(args: Namespace, model: GPT, vocabulary: Vocabulary, corpus: Corpus) -> Any:
+    """Print what each head does on unseen poems."""
+    heads = head_atlas(model, vocabulary, corpus.train, corpus.val)
+    print(format_atlas(heads))
+    atlas = atlas_dict(heads)
+    write_json(Path(args.out_dir) / ATLAS, atlas)
+    return atlas
+
+
+def main(argv: list[str]) -> int:
+    """Show what was asked for; without a wish, write the page."""
+    args = parse(argv)
+    out_dir = Path(args.out_dir)
+    if not out_dir.is_dir():
+        raise UsageError(f"no folder {out_dir}: train first with `python train.py`")
+    model, characters, state = load_model(out_dir / "ckpt.pt")
+    vocabulary = Vocabulary(characters)
+    args.text = [full_width(text, vocabulary) for text in args.text]
+    for character in (args.query, args.key):
+        vocabulary.encode(character or "")
+    check_head(model.config.n_layer, model.config.n_head, args.layer, args.head)
+
+    if args.evidence or args.atlas:
+        corpus, found = corpus_of(state), {}
+        if args.evidence:
+            found["evidence"] = show_evidence(args, model, vocabulary, state, corpus)
+        if args.atlas:
+            found["atlas"] = show_atlas(args, model, vocabulary, corpus)
+        if args.json:
+            write_json(args.json, found)
+            say(f"wrote {args.json}")
+    if args.png:
+        draw_maps(
+            text_map(args, model, vocabulary, state), args.png, args.layer, args.head, args.query
+        )
+        say(f"wrote {args.png}")
+    if args.png_loss:
+        names = {baseline["en"]: baseline["loss"] for baseline in state.get("baselines", [])}
+        draw_loss(read_metrics(out_dir), args.png_loss, names)
+        say(f"wrote {args.png_loss}")
+    asked_elsewhere = args.evidence or args.atlas or args.png or args.png_loss
+    in_terminal = (args.query or args.layer) and not asked_elsewhere
+    if in_terminal:
+        map = text_map(args, model, vocabulary, state)
+        if args.layer:
+            print(draw_head(map, args.layer, args.head))
+        if args.query:
+            print(look_at(map, args.query))
+    # The page shows the last evidence and atlas, so new ones mean a new page.
+    new = (args.evidence and args.key) or args.atlas
+    if args.html or args.open or new or not (asked_elsewhere or in_terminal):
+        page = args.html or out_dir / "attention.html"
+        untrained = untrained_model(state)
+        size = write_run_page(out_dir, page, model, vocabulary, state, args.text, untrained)
+        say(f"wrote {page}, {size / 1e6:.2f} MB")
+        if args.open:
+            webbrowser.open(Path(page).resolve().as_uri())
+    return 0
+
+
+def say(text: str) -> None:
+    """A remark beside the results."""
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    run(main, CheckpointError, DataError, MapError)
