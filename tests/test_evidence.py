@@ -1,20 +1,30 @@
 """The statistic on made-up maps whose answer is known."""
 
+import json
+from dataclasses import replace
+
 import numpy as np
 import pytest
+import torch
 
+from data.vocabulary import Vocabulary
 from maps.evidence import (
     OCCURRENCE,
     Pair,
     choose_head,
+    choose_poems,
     contains_pair,
     expected_weights,
     find_cells,
     head_lifts,
+    pair_evidence,
     pair_sums,
+    pool,
     sum_by_poem,
 )
+from maps.report import evidence_dict, format_evidence, gather_evidence, pool_evidence
 from maps.verse import read_verse
+from model.gpt import GPT, GPTConfig
 
 PAIR = Pair("光", "月")
 OTHERS = [chr(ord("一") + n) for n in range(40)]
@@ -124,13 +134,13 @@ def test_too_few_poems_give_no_number():
 
 @pytest.mark.parametrize(("pairs", "least"), [(30, 0.9), (150, 0.92)])
 def test_the_interval_covers_the_truth(pairs, least):
-    """500 simulated heads with a lift of 4, each poem with a temper of its own."""
+    """200 simulated heads with a lift of 4, each poem with a temper of its own."""
     poems = made_up_poems(2000, seed=1)
     poems = sorted(poems, key=lambda poem: not contains_pair(poem, PAIR))[: 200 + pairs]
     poems = [p for at, p in enumerate(poems) if at < pairs or not contains_pair(p, PAIR)]
     cells = find_cells([read_verse("\n" + poem) for poem in poems], PAIR)
     random = np.random.default_rng(0)
-    temper = random.gamma(4, 1 / 4, (len(poems), 500))[cells.poem]
+    temper = random.gamma(4, 1 / 4, (len(poems), 200))[cells.poem]
     noise = random.gamma(2, 1 / 2, temper.shape)
     lift = np.where(cells.kind == OCCURRENCE, 4, 1)
     values = (lift / (cells.distance + 2))[:, None] * temper * noise
@@ -140,3 +150,115 @@ def test_the_interval_covers_the_truth(pairs, least):
         low, high = np.array([getattr(lift, name)[1:] for lift in lifts]).T
         assert least <= np.mean((low < 4) & (high > 4)) <= 0.98
         assert np.mean(low > 4) < 0.05  # what is claimed is the lower limit
+
+
+def test_the_lift_equals_a_plain_count():
+    """The vectorised statistic beside loops that follow the definition."""
+    poems = made_up_poems(120, seed=5)
+    random = np.random.default_rng(2)
+    maps = {}
+    for number, poem in enumerate(poems):
+        rows = np.tril(random.exponential(size=(1, 1, 1, len(poem) + 1, len(poem) + 1)))
+        maps[number] = rows / rows.sum(-1, keepdims=True)
+    [sums] = pair_sums(poems, (([n], rows) for n, rows in maps.items()), [PAIR])
+    [lift] = head_lifts(sums)
+
+    cells = {"pair": [], "lift1": [], "lift2": []}  # (line length, place, distance), weight
+    for number, poem in enumerate(poems):
+        tokens, verse = "\n" + poem, read_verse("\n" + poem)
+        for i in range(1, len(tokens)):
+            for j in range(1, i - 1):
+                query, key = tokens[i], tokens[j]
+                kind = None
+                if query == "光" and key == "月":
+                    kind = "pair"
+                elif query == "光" and key not in "光月，。":
+                    kind = "lift1"
+                elif key == "月" and query not in "光月，。":
+                    kind = "lift2"
+                if kind:
+                    place = (int(verse.length[i]), int(verse.place[i]), i - j)
+                    cells[kind].append((place, maps[number][0, 0, 0, i, j]))
+    observed = np.mean([weight for _, weight in cells["pair"]])
+    for name in ("lift1", "lift2"):
+        expected = []
+        for place, _ in cells["pair"]:
+            close = [weight for other, weight in cells[name] if other == place]
+            wide = [weight for other, weight in cells[name] if other[2] == place[2]]
+            expected.append(np.mean(close if len(close) >= 10 else wide))
+        assert getattr(lift, name).value == pytest.approx(observed / np.mean(expected))
+    assert lift.weight == pytest.approx(observed)
+
+
+def test_pooled_trainings_count_a_poem_once():
+    sums = sums_of(made_up_poems(100), planted, positional)
+    one = sums.of_head(0, 0)
+    [alone], [twice] = head_lifts(one), head_lifts(pool([one, one]))
+    assert twice.lift1.value == pytest.approx(alone.lift1.value)
+    assert pool([one, one]).n == 2 * one.n
+    assert pool([one, one]).n_poems == one.n_poems
+    noisy = replace(one, weight=one.weight * np.random.default_rng(0).gamma(1, 1, one.weight.shape))
+    [alone], [twice] = head_lifts(noisy), head_lifts(pool([noisy, noisy]))
+    assert twice.lift1 == pytest.approx(alone.lift1)  # no narrower for having it twice
+
+
+def test_the_mean_over_heads_chooses_nothing():
+    sums = sums_of(made_up_poems(100), flat, planted).mean_of_heads()
+    assert sums.weight.shape[1:] == (1, 1)
+    assert head_lifts(sums)[0].lift1.value == pytest.approx((5 + 1) / 2)
+
+
+def test_poems_with_the_pair_are_all_chosen():
+    poems = made_up_poems(300)
+    chosen = choose_poems(poems, [PAIR], others=20)
+    with_pair = [poem for poem in poems if contains_pair(poem, PAIR)]
+    assert set(with_pair) <= set(chosen)
+    assert len(chosen) <= len(with_pair) + 40
+    assert chosen == choose_poems(poems, [PAIR], others=20)
+
+
+@pytest.fixture(scope="module")
+def gathered():
+    """Evidence of an untrained model on made-up poems, and the poems that chose and judged."""
+    poems = sorted(set(made_up_poems(400, seed=3)))
+    train, held_out = poems[:300], poems[300:]
+    vocabulary = Vocabulary.of([*poems, "山人"])
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(vocab_size=len(vocabulary), n_layer=2, n_head=2, n_embd=16))
+    return gather_evidence(model, model, vocabulary, train, held_out), train, held_out
+
+
+def test_no_held_out_poem_chooses_the_head(gathered, monkeypatch):
+    evidence, train, held_out = gathered
+    for row in evidence.rows:
+        assert set(row.sums.poems) <= set(held_out)
+    # The poems whose maps are taken before the head is chosen are training poems.
+    asked = []
+    monkeypatch.setattr(
+        "maps.evidence.choose_head", lambda sums: asked.append(sums) or choose_head(sums)
+    )
+    vocabulary = Vocabulary.of([*train, *held_out])
+    model = GPT(GPTConfig(vocab_size=len(vocabulary), n_layer=1, n_head=2, n_embd=8))
+    pair_evidence(model, vocabulary, train, held_out, [PAIR])
+    assert asked and all(set(sums.poems) <= set(train) for sums in asked)
+
+
+def test_the_report_is_plain_json_and_readable(gathered):
+    evidence, train, held_out = gathered
+    data = evidence_dict(evidence)
+    assert json.loads(json.dumps(data, allow_nan=False)) == data
+    assert data["poems"] == {"train": len(train), "val": len(held_out)}
+    roles = [row["role"] for row in data["rows"]]
+    assert roles[:3] == ["asked", "untrained", "untrained"] and "reverse" in roles
+    untrained = data["rows"][1]  # here the untrained model is the model itself
+    assert untrained["lift1"] == data["rows"][0]["lift1"]
+    assert [cut["scope"] for cut in data["cuts"]] == ["head", "layer", "layer", "all"]
+    too_small = [row for row in data["rows"] if row["key"] == "山"]
+    assert all(row["too_small"] and row["lift1"] is None for row in too_small)
+    text = format_evidence(data)
+    assert "光→月" in text and "n too small" in text
+    pooled = evidence_dict(pool_evidence([evidence, evidence]))
+    json.dumps(pooled, allow_nan=False)
+    assert pooled["rows"][0]["n"] == 2 * data["rows"][0]["n"]
+    assert pooled["rows"][0]["poems"] == data["rows"][0]["poems"]
+    assert "光→月" in format_evidence(pooled)
