@@ -63,7 +63,7 @@ def parse(argv: list[str]) -> Namespace:
     if args.json and not (args.evidence or args.atlas):
         raise UsageError("--json goes with --evidence or --atlas: add one")
     for name in ("query", "key"):
-        if len(getattr(args, name) or "x") != 1:
+        if getattr(args, name) is not None and len(getattr(args, name)) != 1:
             raise UsageError(f"--{name} takes one character, not {getattr(args, name)!r}")
     return args
 

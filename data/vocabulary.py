@@ -57,9 +57,10 @@ class Vocabulary:
 
     def _explain(self, text: str, character: str) -> str:
         shown = character if character.isprintable() else "an invisible character"
-        where = (
-            f"{shown} (U+{ord(character):04X}), character {text.index(character) + 1} of the text"
-        )
+        number = (
+            text.removeprefix(BOUNDARY).index(character) + 1
+        )  # people count from the first shown
+        where = f"{shown} (U+{ord(character):04X}), character {number} of the text"
         known = variants().get(character)
         if known in self._ids:
             return f"the model does not know {where}; it writes {known}: use that instead"

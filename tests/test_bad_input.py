@@ -316,6 +316,48 @@ CASES = [
             ("no_sizes", "does not fit this model"),
         )
     ),
+    # Looking
+    *(
+        view(f"text: {name}", says, "{run}", f"--text={text}")
+        for name, (text, says) in UNKNOWN_TEXTS.items()
+        if name not in ("letters", "number")
+    ),
+    view("text longer than the block", "the model reads 64", "{run}", f"--text={LONG}"),
+    view("empty text", "give at least one character", "{run}", "--text="),
+    view("unknown query", "it writes 床", "{run}", "--query=牀"),
+    view("query of two characters", "--query takes one character", "{run}", "--query=月光"),
+    view("empty query", "--query takes one character", "{run}", "--query="),
+    view("key without evidence", "--key goes with --evidence", "{run}", "--key=月"),
+    view("evidence without query", "--evidence needs --query", "{run}", "--evidence"),
+    view("layer without head", "go together", "{run}", "--layer=1"),
+    view("layer 0", "layer", "{run}", "--layer=0", "--head=1"),
+    view("layer 99", "layer", "{run}", "--layer=99", "--head=1"),
+    view("head 99", "head", "{run}", "--layer=1", "--head=99"),
+    view("first layer", "invalid int value: 'first'", "{run}", "--layer=first", "--head=1"),
+    view("misspelt flag", "did you mean --query?", "{run}", "--qeury", "光"),
+    view("flag without its value", "--query: expected one argument", "{run}", "--query"),
+    view("two runs", "unknown argument", "{run}", "{bad}"),
+    view("run that is not there", "no folder {tmp}/none: train first", "{tmp}/none"),
+    view("file as run", "no folder {bad}/single.txt", "{bad}/single.txt"),
+    view("page into a missing folder", "none/page.html", "{run}", "--html={tmp}/none/page.html"),
+    view("picture into a missing folder", "none/map.png", "{run}", "--png={tmp}/none/map.png"),
+    *(
+        view(f"run: {name}", says, f"{{bad}}/{name}")
+        for name, says in (
+            ("no_checkpoint", "no checkpoint"),
+            ("truncated", "is damaged or not a checkpoint"),
+            ("flipped", "is damaged or not a checkpoint"),
+            ("evil", "is damaged or not a checkpoint"),
+            ("nanogpt", "is no checkpoint of this program"),
+            ("other_vocabulary", "does not fit this model"),
+            ("maps_object", "is damaged or no attention map"),
+            ("maps_lacking", "is damaged or no attention map"),
+            ("maps_truncated", "is damaged or no attention map"),
+            ("maps_shape", "is no attention map: its weights have type float32 and shape"),
+            ("maps_nan", "is no attention map: it has weights that are not numbers"),
+            ("maps_rows", "is no attention map: its rows do not sum to 1"),
+        )
+    ),
     # The lesson
     lesson("exercise that is not there", "1, 2 or 3", "--exercise", "4"),
     lesson("exercise without number", "1, 2 or 3", "--exercise"),
@@ -356,6 +398,8 @@ def judge(case: Case, code: int, out: str, err: str, places: dict[str, Path]) ->
 def test_bad_input(case, bad, tiny_run, tiny_flags, tmp_path):
     if not (ROOT / case.script).exists():
         pytest.skip(f"no {case.script}")
+    if case.name.startswith("picture"):
+        pytest.importorskip("matplotlib")
     before = shown(bad), shown(tiny_run)
     arguments = command(case, bad, tiny_run, tiny_flags, tmp_path)
     outcome = run_script(case.script, *arguments)

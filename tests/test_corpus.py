@@ -114,7 +114,7 @@ def test_encoding_and_decoding_are_each_others_inverse_or_the_character_is_named
         return
     with pytest.raises(UnknownCharacterError) as raised:
         vocabulary.encode(text)
-    at = text.index(unknown[0]) + 1
+    at = text.removeprefix("\n").index(unknown[0]) + 1
     assert f"(U+{ord(unknown[0]):04X}), character {at} " in str(raised.value)
     assert len(str(raised.value).splitlines()) == 1
 

@@ -149,7 +149,7 @@ def test_two_processes_train_as_one_and_resume(tiny_flags, tmp_path):
             timeout=180,
             env=os.environ | {"OMP_NUM_THREADS": "1"},
         )
-        assert ended.returncode == 0, ended.stderr[-2000:]
+        assert ended.returncode == 0, ended.stderr
         return load_checkpoint(tmp_path / "two" / "ckpt.pt")
 
     state = torchrun("--max_iters=10")
