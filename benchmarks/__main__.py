@@ -19,6 +19,7 @@ NAMES = {  # name: its module, what it measures, the packages beyond requirement
     "memory": ("memory", "main memory over a long training", ""),
     "sampling": ("sampling", "writing poems beside transformers' GPT-2", "transformers"),
     "quality": ("quality", "what the poems are like", ""),
+    "evidence": ("evidence", "five trainings: does one character attend to another?", ""),
     "faults": ("faults", "trainings that are killed and resumed", ""),
     "page": ("page", "the attention page in a browser", ""),
 }

@@ -1,0 +1,82 @@
+"""Five trainings of the default recipe, each with its own seed and its own held-out tenth, and what
+their heads say about 光→月, one by one and pooled: the tables of docs/evidence.md."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks.common import ROOT, publish
+from command_line import Parser
+from data.trained_on import corpus_of
+from data.vocabulary import Vocabulary
+from maps.report import (
+    Evidence,
+    evidence_dict,
+    format_evidence,
+    gather_evidence,
+    pool_evidence,
+)
+from model.checkpoint import load_checkpoint, load_model, untrained_model
+
+DOCUMENT = ROOT / "docs" / "evidence.md"
+FIRST_SEED = 1337
+
+
+def train(out_dir: Path, fold: int) -> None:
+    """The default training that holds out tenth `fold`; one that is there and ended is kept."""
+    if (out_dir / "ckpt.pt").exists():
+        state = load_checkpoint(out_dir / "ckpt.pt")
+        if state["step"] == state["config"]["max_iters"]:
+            return
+    flags = {"fold": fold, "seed": FIRST_SEED + fold, "out_dir": out_dir}
+    command = [sys.executable, str(ROOT / "train.py"), "--overwrite"]
+    command += [f"--{name}={value}" for name, value in flags.items()]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
+def judge(out_dir: Path, query: str, key: str) -> tuple[Evidence, float]:
+    """The evidence of a training on its own held-out poems, and its held-out loss."""
+    model, characters, state = load_model(out_dir / "ckpt.pt")
+    corpus = corpus_of(state)
+    evidence = gather_evidence(
+        model,
+        untrained_model(state),
+        Vocabulary(characters),
+        corpus.train,
+        corpus.val,
+        query,
+        key,
+    )
+    return evidence, state["val_loss"]
+
+
+def main(argv: list[str]) -> int:
+    """Train what is missing, judge, pool, print; returns the exit code."""
+    parser = Parser(prog="benchmarks evidence", description=__doc__)
+    parser.add_argument("--out_dir", default="out/evidence", help="where the trainings lie")
+    parser.add_argument("--trainings", type=int, default=5, help="how many, 1 to 10")
+    parser.add_argument("--query", default="光")
+    parser.add_argument("--key", default="月")
+    parser.add_argument("--keep", action="store_true", help=f"put the tables in {DOCUMENT.name}")
+    parser.add_argument("--json", metavar="F", help="write all figures as JSON")
+    args = parser.parse_args(argv)
+    judged, parts = [], {}
+    for fold in range(args.trainings):
+        out_dir = Path(args.out_dir) / f"fold{fold}"
+        train(out_dir, fold)
+        evidence, loss = judge(out_dir, args.query, args.key)
+        judged.append(evidence)
+        title = f"Tenth {fold}, seed {FIRST_SEED + fold}, held-out loss {loss:.3f}"
+        parts[title] = evidence_dict(evidence)
+        print(title, flush=True)
+    pooled = f"All {args.trainings} pooled"
+    parts = {pooled: evidence_dict(pool_evidence(judged)), **parts}
+    tables = [f"### {title}\n\n```\n{format_evidence(part)}\n```" for title, part in parts.items()]
+    publish("tables", "\n\n".join(tables), args.keep, DOCUMENT)
+    if args.json:
+        text = json.dumps(parts, ensure_ascii=False, indent=1)
+        Path(args.json).write_text(text, encoding="utf-8", newline="\n")
+    return 0
