@@ -28,9 +28,10 @@ smaller score counts). A head that looks at the same place of the line before ha
 because couplets pair 天 with 地.
 
 Intervals draw poems (`bootstrap.ratio_interval`). A kind is clear of chance where the lower limit
-is above CLEAR; among the clear kinds the one that takes the largest share of the weight beyond
-chance gives the name, the start of the text last: much rests there in many heads that do something
-else. No clear kind: "mixed".
+is above CLEAR and the kind takes LEAST_SHARE of the weight or more beyond chance, in the rows that
+have its targets. Among the clear kinds the one that takes most gives the name; punctuation and the
+start of the text only where nothing else is clear: much weight rests there in heads that do something
+else when they can. No clear kind: "mixed".
 """
 
 import re
@@ -58,7 +59,8 @@ KINDS = {  # name in Chinese and English
 }
 MIXED = ("混合", "mixed")
 CLEAR = 2.0  # times chance that the lower limit of a score must exceed for a name
-LEAST_SHARE = 0.02  # of a row's weight that a kind must take beyond chance for a name
+LEAST_SHARE = 0.05  # of a row's weight that a kind must take beyond chance for a name
+RESTING = ("start", "punctuation")  # where weight rests that has nothing to do
 ATLAS_POEMS = 600  # held-out poems that an atlas looks at
 ASSOCIATED = 300  # pairs of characters that `meaning` asks about
 FREQUENT = 400  # most frequent characters, among which they are sought
@@ -323,7 +325,7 @@ def name_head(scores: dict[str, Interval | None], shares: dict[str, float]) -> s
         for kind, score in scores.items()
         if score is not None and score.low > CLEAR and shares[kind] > LEAST_SHARE
     ]
-    return max(clear, key=lambda kind: (kind != "start", shares[kind]), default="mixed")
+    return max(clear, key=lambda kind: (kind not in RESTING, shares[kind]), default="mixed")
 
 
 def head_atlas(
@@ -374,6 +376,7 @@ def format_atlas(heads: Sequence[HeadScores]) -> str:
     names = [f"{zh} {kind}" for kind, (zh, _) in KINDS.items()]
     note = (
         f"times what chance gives at these positions; * its 95% interval lies above {CLEAR:g}\n"
-        "the name: of the starred kinds the one that takes most weight beyond chance (start last)"
+        "the name: of the starred kinds the one that takes most weight beyond chance, at least "
+        f"{LEAST_SHARE:.0%}; punctuation and start where nothing else does"
     )
     return table(["头 head", "名 name", *names], rows, left=2) + "\n" + note

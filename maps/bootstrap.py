@@ -1,6 +1,7 @@
 """Intervals by the bootstrap, with poems (not characters) as what is drawn."""
 
 from collections.abc import Hashable, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +30,7 @@ def cluster_sums(clusters: Sequence[Hashable], values: np.ndarray) -> np.ndarray
     return sums
 
 
+@lru_cache(maxsize=1)
 def draws(clusters: int, seed: int = 0, resamples: int = RESAMPLES) -> np.ndarray:
     """How often each cluster is drawn: (resamples, clusters), every row sums to `clusters`."""
     drawn = np.random.default_rng(seed).integers(clusters, size=(resamples, clusters))

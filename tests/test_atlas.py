@@ -139,6 +139,8 @@ def test_a_name_needs_a_clear_score():
     assert name_head(scores, shares) == "mixed"
     clear = {**scores, "start": Interval(9.0, 8.0, 10.0), "rhyme": Interval(3.0, 2.5, 4.0)}
     assert name_head(clear, {**shares, "start": 0.9}) == "rhyme"  # the start comes last
+    rest = {**clear, "punctuation": Interval(9.0, 8.0, 10.0), "rhyme": Interval(1.0, 0.9, 1.1)}
+    assert name_head(rest, {**shares, "punctuation": 0.2}) == "punctuation"
     assert name_head(clear, {**shares, "rhyme": 0.001}) == "start"
     assert name_head(dict.fromkeys(KINDS), shares) == "mixed"
 
