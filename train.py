@@ -80,7 +80,7 @@ class TrainConfig:
     cooldown: float = setting(1.0, "last share of the steps, in which it falls to zero")
     grad_clip: float = setting(1.0, "largest norm of the gradient, 0 for none")
     eval_interval: int = setting(160, "steps from one evaluation, map and checkpoint to the next")
-    eval_batches: int = setting(12, "batches in an evaluation on the way; the last takes all")
+    eval_batches: int = setting(20, "batches in an evaluation on the way; the last takes all")
     log_interval: int = setting(10, "steps from one line of metrics.jsonl to the next")
     seed: int = setting(1337, "seed of the weights, the order of batches and the dropout")
     device: str = setting("auto", "cpu, cuda, mps, or auto: cuda where there is one")
@@ -153,7 +153,7 @@ def evaluate(model: GPT, batches: Batches, count: int, device: str, dtype: torch
     count = min(count, len(batches))
     loss = characters = 0
     for i in range(count):
-        idx, targets = batches[i * len(batches) // count]
+        idx, targets = batches[(2 * i + 1) * len(batches) // (2 * count)]
         with torch.autocast(device.split(":")[0], dtype, enabled=dtype != torch.float32):
             loss += model.loss(idx.to(device), targets.to(device), reduction="sum").item()
         characters += int((targets != IGNORE).sum())
