@@ -15,14 +15,14 @@ from statistics import fmean
 from typing import Any
 
 from command_line import Parser, UsageError, run
-from data.forms import FormMask, RhymeMask, acrostic_form, both, find_form, full_width
-from data.novelty import NoveltyIndex
-from data.rhymes import Rhymes
 from data.trained_on import corpus_of
 from data.vocabulary import BOUNDARY, DataError, Vocabulary
 from model.checkpoint import CheckpointError, load_model
 from model.generate import Engine, Sampling
 from model.gpt import GPT
+from writing.forms import FormMask, RhymeMask, acrostic_form, both, find_form, full_width
+from writing.novelty import NoveltyIndex
+from writing.rhymes import Rhymes
 
 BATCH = 64  # poems written at once
 

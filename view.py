@@ -18,7 +18,6 @@ from typing import Any
 
 from command_line import Parser, UsageError, run
 from data.corpus import Corpus
-from data.forms import full_width
 from data.trained_on import corpus_of
 from data.vocabulary import DataError, Vocabulary
 from maps.atlas import atlas_dict, format_atlas, head_atlas
@@ -30,6 +29,7 @@ from maps.report import evidence_dict, format_evidence, gather_evidence
 from maps.run_page import ATLAS, EVIDENCE, read_metrics, write_run_page
 from model.checkpoint import CheckpointError, load_model, replacing, untrained_model
 from model.gpt import GPT
+from writing.forms import full_width
 
 
 def parse(argv: list[str]) -> Namespace:

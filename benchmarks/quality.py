@@ -14,13 +14,13 @@ from statistics import fmean
 
 from benchmarks.common import ROOT, publish, table
 from command_line import Parser
-from data.forms import FORMS, FormMask, RhymeMask, both, form_of
-from data.novelty import NoveltyIndex
-from data.rhymes import Rhymes
 from data.trained_on import corpus_of
 from data.vocabulary import BOUNDARY, Vocabulary
 from model.checkpoint import load_model
 from model.generate import Engine, Sampling
+from writing.forms import FORMS, FormMask, RhymeMask, both, form_of
+from writing.novelty import NoveltyIndex
+from writing.rhymes import Rhymes
 
 HEADER = ("poems", "count", "no form", "repeated", "rhymed", "longest copy", "copied fives")
 

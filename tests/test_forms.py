@@ -7,7 +7,10 @@ import pytest
 import torch
 
 from data.corpus import POEMS, read_documents
-from data.forms import (
+from data.vocabulary import DataError, Vocabulary
+from model.generate import Engine, Sampling
+from model.gpt import GPT, GPTConfig
+from writing.forms import (
     FORMS,
     FormMask,
     RhymeMask,
@@ -17,10 +20,7 @@ from data.forms import (
     form_of,
     full_width,
 )
-from data.rhymes import Rhymes, rhyme_words
-from data.vocabulary import DataError, Vocabulary
-from model.generate import Engine, Sampling
-from model.gpt import GPT, GPTConfig
+from writing.rhymes import Rhymes, rhyme_words
 
 SHAPES = {
     "五绝": r"(\w{5}，\w{5}。){2}",

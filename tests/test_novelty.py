@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from data.novelty import NoveltyIndex
+from writing.novelty import NoveltyIndex
 
 POEMS = [
     "床前明月光，疑是地上霜。举头望明月，低头思故乡。",

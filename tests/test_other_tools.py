@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -59,4 +58,4 @@ def test_the_notebook_runs(tmp_path, monkeypatch):
         if "image/png" in output.get("data", {})
     ]
     assert len(pictures) == 2
-    assert os.path.exists(tmp_path / "run" / "ckpt.pt") and sys.executable
+    assert os.path.exists(tmp_path / "run" / "ckpt.pt")

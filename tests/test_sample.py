@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from data.forms import FORMS, form_of
-from data.rhymes import Rhymes
 from maps.capture import load_map, saved_maps
 from model.checkpoint import load_checkpoint, save_checkpoint
 from tests.conftest import Outcome, finish, run_script, start_script
+from writing.forms import FORMS, form_of
+from writing.rhymes import Rhymes
 
 WHOLE = "床前明月光，疑是地上霜。举头望明月，低头思故乡。"
 

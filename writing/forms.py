@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from data.rhymes import Rhymes
 from data.vocabulary import BOUNDARY, DataError, Vocabulary
+from writing.rhymes import Rhymes
 
 COMMA, STOP = "，", "。"
 # What a keyboard without Chinese input writes, and what the corpus has in its place.
