@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim.adamw import adamw
 
 from model.gpt import GPT
 
@@ -26,14 +29,82 @@ def orthogonalize(g: Tensor, steps: int = 5) -> Tensor:
     return x.mT if tall else x
 
 
-class Muon(torch.optim.Optimizer):
+class Optimizer:
+    """Groups of parameters with their settings, and what is remembered of each parameter: the part of
+    torch.optim.Optimizer that training needs. The first one made of torch's own loads torch's
+    compiler: more than a second before the first step, and 80 MB.
+
+    `params` are parameters, or dicts of "params" and settings of their own.
+    """
+
+    def __init__(self, params: Iterable[nn.Parameter | dict[str, Any]], **settings: Any) -> None:
+        params = list(params)
+        groups = params if isinstance(params[0], dict) else [{"params": params}]
+        self.param_groups = [settings | group for group in groups]
+        self.state = {p: {} for group in self.param_groups for p in group["params"]}
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        for p in self.state:
+            p.grad = None
+
+    def state_dict(self) -> list[dict[str, Tensor]]:
+        """What is remembered of each parameter, in their order; settings are not."""
+        return list(self.state.values())
+
+    def load_state_dict(self, saved: list[dict[str, Tensor]]) -> None:
+        """Take over what `state_dict` gave."""
+        for p, state in zip(self.state, saved, strict=True):
+            self.state[p] = {name: x.to(p.device, copy=True) for name, x in state.items()}
+
+
+class AdamW(Optimizer):
+    """torch.optim.AdamW (arXiv:1711.05101), by its function that updates all at once."""
+
+    def __init__(self, params, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.95)) -> None:
+        super().__init__(params, lr=lr, betas=betas)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """One step."""
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.grad is not None]
+            for p in params:
+                if not self.state[p]:
+                    self.state[p] = {
+                        "exp_avg": torch.zeros_like(p),
+                        "exp_avg_sq": torch.zeros_like(p),
+                        "step": torch.zeros((), device=p.device),
+                    }
+            averages, squares, steps = (
+                [self.state[p][name] for p in params] for name in ("exp_avg", "exp_avg_sq", "step")
+            )
+            adamw(
+                params,
+                [p.grad for p in params],
+                averages,
+                squares,
+                [],
+                steps,
+                fused=True,
+                amsgrad=False,
+                maximize=False,
+                lr=group["lr"],
+                beta1=group["betas"][0],
+                beta2=group["betas"][1],
+                weight_decay=0.0,
+                eps=1e-8,
+            )
+
+
+class Muon(Optimizer):
     """torch.optim.Muon with the matrices of one shape orthogonalised together: on a CPU the many
     small products cost more in overhead than in arithmetic. Equal to it in rounding (tests)."""
 
     def __init__(
         self, params, lr: float, momentum: float = 0.95, weight_decay: float = 0.0
     ) -> None:
-        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        super().__init__(params, lr=lr, momentum=momentum, weight_decay=weight_decay)
 
     @torch.no_grad()
     def step(self) -> None:
@@ -59,7 +130,7 @@ class Muon(torch.optim.Optimizer):
 
 def make_optimizers(
     model: GPT, embedding_lr: float, output_lr: float, muon_lr: float, weight_decay: float
-) -> list[torch.optim.Optimizer]:
+) -> list[Optimizer]:
     """Muon for the matrices inside the blocks; AdamW for the embedding and the output layer, whose
     rows belong to single characters, each at its own rate. A group keeps its peak as `peak_lr`."""
     rows = [
@@ -68,7 +139,7 @@ def make_optimizers(
     ]
     optimizers = [
         Muon(model.blocks.parameters(), lr=muon_lr, weight_decay=weight_decay),
-        torch.optim.AdamW(rows, betas=(0.9, 0.95), weight_decay=0.0, fused=True),
+        AdamW(rows),
     ]
     for optimizer in optimizers:
         for group in optimizer.param_groups:

@@ -1,11 +1,14 @@
 """Our Muon against torch.optim.Muon and against the singular values; the learning rate's course."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
 
 from model.gpt import GPT, GPTConfig
-from model.optim import Muon, make_optimizers, orthogonalize, schedule
+from model.optim import AdamW, Muon, make_optimizers, orthogonalize, schedule
 
 SHAPES = [(24, 8), (24, 8), (8, 8), (8, 32), (32, 8), (8, 32)]
 
@@ -28,6 +31,41 @@ def test_muon_takes_the_steps_of_torchs_muon(weight_decay):
         moved = (b - before).norm()
         # Newton-Schulz runs in bfloat16 (8 bits of mantissa): equal to a hundredth of the way.
         assert (a - b).norm() <= 0.01 * moved and moved > 0.1
+
+
+def test_adamw_takes_the_steps_of_torchs_adamw_and_goes_on_from_its_state():
+    torch.manual_seed(0)
+    ours, theirs = ([nn.Parameter(torch.ones(9, 4)), nn.Parameter(torch.ones(5))] for _ in "ab")
+    groups = [[{"params": [pair[0]], "lr": 0.1}, {"params": [pair[1]]}] for pair in (ours, theirs)]
+    optimizer = AdamW(groups[0], lr=0.01, betas=(0.8, 0.9))
+    reference = torch.optim.AdamW(groups[1], lr=0.01, betas=(0.8, 0.9), weight_decay=0.0)
+    for i in range(8):
+        if i == 4:
+            saved = optimizer.state_dict()
+            optimizer = AdamW(groups[0], lr=0.01, betas=(0.8, 0.9))
+            optimizer.load_state_dict(saved)
+        for a, b in zip(ours, theirs, strict=True):
+            a.grad = torch.randn_like(a)
+            b.grad = a.grad.clone()
+        optimizer.step()
+        reference.step()
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b)
+    optimizer.zero_grad()
+    assert ours[0].grad is None
+
+
+def test_optimizers_do_not_load_torchs_compiler():
+    code = (
+        "import sys; from model.gpt import GPT, GPTConfig; from model.optim import make_optimizers;"
+        "model = GPT(GPTConfig(20, n_layer=1, n_head=1, n_embd=8));"
+        "optimizers = make_optimizers(model, 0.1, 0.1, 0.1, 0.0);"
+        "import torch; x = torch.ones(1, 3, dtype=torch.long); model.loss(x, x).backward();"
+        "[optimizer.step() for optimizer in optimizers];"
+        "print('torch._dynamo' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8")
+    assert done.stdout.strip() == "False", done.stderr
 
 
 def test_muon_leaves_parameters_without_gradient_alone():
