@@ -73,7 +73,7 @@ class TrainConfig:
     accumulation: int = setting(1, "parts that a batch is cut into to save memory")
     lr_decay_iters: int = setting(0, "steps of the learning rate's course, 0: max_iters")
     learning_rate: float = setting(1e-2, "peak for the output layer (AdamW)")
-    embedding_learning_rate: float = setting(0.03, "peak for the embedding (AdamW)")
+    embedding_learning_rate: float = setting(0.1, "peak for the embedding (AdamW)")
     muon_learning_rate: float = setting(2e-2, "peak for the matrices in the blocks (Muon)")
     weight_decay: float = setting(0.0, "decay of the matrices in the blocks")
     warmup_iters: int = setting(20, "steps in which the learning rate rises")

@@ -176,14 +176,18 @@ class GPT(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Uniform weights of variance 1/(3 fan_in), as nn.Linear's own; each matrix that writes to
-        the residual stream starts at zero, so that a new block changes nothing (arXiv:1901.09321)."""
+        """Uniform weights of variance 1/(3 fan_in), as nn.Linear's own. Each matrix that writes to
+        the residual stream starts at zero, so that a new block changes nothing (arXiv:1901.09321).
+        So does W_q: before training every head looks at all characters alike, the average of the
+        lesson's first step, and whatever it prefers later it has learned."""
         nn.init.normal_(self.wte.weight)
         for name, p in self.named_parameters():
             if name.endswith(("c_proj.weight", "lm_head.weight")):
                 nn.init.zeros_(p)
             elif p.ndim == 2 and name != "wte.weight":
                 nn.init.uniform_(p, -(p.size(1) ** -0.5), p.size(1) ** -0.5)
+        for block in self.blocks:
+            nn.init.zeros_(block.attn.c_attn.weight[: self.config.n_embd])
 
     def hidden(self, idx: Tensor) -> Tensor:
         """idx (B, T) character ids, T <= block_size -> (B, T, C), what the output layer reads."""
