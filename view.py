@@ -5,6 +5,7 @@ python view.py --text 床前明月光 --query 光        what 光 looks at in ea
 python view.py --png map.png --layer 1 --head 2  one head as a picture; without them all heads
 python view.py --query 光 --key 月 --evidence    does 光 really attend to 月, on unseen poems?
 python view.py --atlas                           what each head does
+python view.py out/poems                         maps that `sample.py --maps out/poems` saved
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import json
 import sys
 import webbrowser
 from argparse import Namespace
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +24,12 @@ from data.corpus import Corpus
 from data.trained_on import corpus_of
 from data.vocabulary import DataError, Vocabulary
 from maps.atlas import atlas_dict, format_atlas, head_atlas
-from maps.capture import AttentionMap, MapError, capture, load_map, saved_maps
+from maps.capture import AttentionMap, MapError, capture
 from maps.look import check_head, draw_head, look_at
 from maps.lookup import format_partners, looks_for, partner_dicts
 from maps.picture import draw_loss, draw_maps
 from maps.report import evidence_dict, format_evidence, gather_evidence
-from maps.run_page import ATLAS, EVIDENCE, read_metrics, write_run_page
+from maps.run_page import ATLAS, EVIDENCE, read_metrics, run_maps, write_maps_page, write_run_page
 from model.checkpoint import CheckpointError, load_model, replacing, untrained_model
 from model.gpt import GPT
 from writing.forms import full_width
@@ -36,7 +39,13 @@ def parse(argv: list[str]) -> Namespace:
     """The flags, checked for what needs what."""
     parser = Parser(prog="view.py", description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("out_dir", nargs="?", default="out/tang", metavar="OUT_DIR", help="folder of the run")
+    add(
+        "out_dir",
+        nargs="?",
+        default="out/tang",
+        metavar="OUT_DIR",
+        help="folder of the run, or of maps",
+    )
     add("--text", action="append", default=[], help="a text to look at (repeatable)")
     add("--query", help="the character that looks")
     add("--key", help="the character that is looked at")
@@ -62,10 +71,116 @@ def parse(argv: list[str]) -> Namespace:
         raise UsageError("--key goes with --evidence: add it")
     if args.json and not (args.evidence or args.atlas):
         raise UsageError("--json goes with --evidence or --atlas: add one")
+    if args.png and len(args.text) > 1:
+        raise UsageError("a picture shows one text: give --text once")
     for name in ("query", "key"):
         if getattr(args, name) is not None and len(getattr(args, name)) != 1:
             raise UsageError(f"--{name} takes one character, not {getattr(args, name)!r}")
     return args
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a checkpoint holds."""
+
+    model: GPT
+    vocabulary: Vocabulary
+    state: dict[str, Any]
+
+
+def open_run(args: Namespace) -> Trained | None:
+    """The run of the folder; None where it has maps but no checkpoint. What the flags say is checked
+    against it. Raises UsageError, CheckpointError, MapError or DataError."""
+    out_dir = Path(args.out_dir)
+    if not out_dir.is_dir():
+        raise UsageError(f"no folder {out_dir}: train first with `python train.py`")
+    checkpoint = out_dir / "ckpt.pt"
+    if not checkpoint.exists() and (out_dir / "attention").is_dir():
+        if args.text or args.evidence or args.atlas:
+            needing = "--text, --evidence and --atlas need the folder of a run"
+            raise UsageError(f"{out_dir} holds maps alone: {needing}")
+        return None
+    model, characters, state = load_model(checkpoint)
+    vocabulary = Vocabulary(characters)
+    args.text = [full_width(text, vocabulary) for text in args.text]
+    for character in (args.query, args.key):
+        vocabulary.encode(character or "")
+    check_head(model.config.n_layer, model.config.n_head, args.layer, args.head)
+    return Trained(model, vocabulary, state)
+
+
+def maps_to_see(args: Namespace, trained: Trained | None) -> list[AttentionMap]:
+    """The maps of all --text; without, the last map of the folder's first text that has the query."""
+    if args.text:
+        step, val_loss = trained.state["step"], trained.state["val_loss"]
+        return [
+            capture(trained.model, trained.vocabulary, text, step, val_loss) for text in args.text
+        ]
+    last = [maps[-1] for maps in run_maps(args.out_dir).values()]
+    return [next((map for map in last if args.query in map.tokens), last[0])]
+
+
+def show_in_terminal(args: Namespace, maps: Iterable[AttentionMap]) -> None:
+    """Print one head of each map, or what the query looks at, or both."""
+    parts = []
+    for map in maps:
+        if args.layer is not None:
+            parts.append(draw_head(map, args.layer, args.head))
+        if args.query:
+            parts.append(look_at(map, args.query))
+    print("\n\n".join(parts))
+
+
+def show_evidence(args: Namespace, trained: Trained, corpus: Corpus) -> Any:
+    """Print what the heads say about a pair, or without a key whom the query looks for."""
+    model, vocabulary, query = trained.model, trained.vocabulary, args.query
+    partners = partner_dicts(looks_for(model, vocabulary, corpus.documents, query))
+    if not args.key:
+        print(format_partners(query, partners))
+        return {"query": query, "partners": partners}
+    untrained = untrained_model(trained.state)
+    poems = corpus.train, corpus.val
+    evidence = evidence_dict(
+        gather_evidence(model, untrained, vocabulary, *poems, query, args.key, partners)
+    )
+    print(format_evidence(evidence))
+    write_json(Path(args.out_dir) / EVIDENCE, evidence)
+    return evidence
+
+
+def show_atlas(args: Namespace, trained: Trained, corpus: Corpus) -> Any:
+    """Print what each head does on unseen poems."""
+    heads = head_atlas(trained.model, trained.vocabulary, corpus.train, corpus.val)
+    print(format_atlas(heads))
+    atlas = atlas_dict(heads)
+    write_json(Path(args.out_dir) / ATLAS, atlas)
+    return atlas
+
+
+def measure(args: Namespace, trained: Trained) -> None:
+    """Evidence and atlas, as asked for."""
+    corpus, found = corpus_of(trained.state), {}
+    if args.evidence:
+        found["evidence"] = show_evidence(args, trained, corpus)
+    if args.atlas:
+        found["atlas"] = show_atlas(args, trained, corpus)
+    if args.json:
+        write_json(args.json, found)
+        say(f"wrote {args.json}")
+
+
+def make_page(args: Namespace, trained: Trained | None) -> None:
+    """Write the page and open it where asked."""
+    page = Path(args.html or Path(args.out_dir) / "attention.html")
+    if trained is None:
+        size = write_maps_page(args.out_dir, page)
+    else:
+        untrained = untrained_model(trained.state)
+        read_by = trained.model, trained.vocabulary, trained.state
+        size = write_run_page(args.out_dir, page, *read_by, args.text, untrained)
+    say(f"wrote {page}, {size / 1e6:.2f} MB")
+    if args.open:
+        webbrowser.open(page.resolve().as_uri())
 
 
 def write_json(path: str | Path, value: Any) -> None:
@@ -74,101 +189,35 @@ def write_json(path: str | Path, value: Any) -> None:
         file.write(json.dumps(value, ensure_ascii=False, allow_nan=False, indent=1).encode())
 
 
-def text_map(args: Namespace, model: GPT, vocabulary: Vocabulary, state: dict) -> AttentionMap:
-    """The map of the first --text, or the last one saved of the run's first probe."""
-    if args.text:
-        return capture(model, vocabulary, args.text[0], state["step"], state["val_loss"])
-    return load_map(next(iter(saved_maps(args.out_dir).values()))[-1])
-
-
-def show_evidence(
-    args: Namespace, model: GPT, vocabulary: Vocabulary, state: dict, corpus: Corpus
-) -> Any:
-    """Print what the heads say about a pair, or without a key whom the query looks for."""
-    partners = partner_dicts(looks_for(model, vocabulary, corpus.documents, args.query))
-    if not args.key:
-        print(format_partners(args.query, partners))
-        return {"query": args.query, "partners": partners}
-    evidence = evidence_dict(
-        gather_evidence(
-            model,
-            untrained_model(state),
-            vocabulary,
-            corpus.train,
-            corpus.val,
-            args.query,
-            args.key,
-            partners,
-        )
-    )
-    print(format_evidence(evidence))
-    write_json(Path(args.out_dir) / EVIDENCE, evidence)
-    return evidence
-
-
-def show_atlas(args: Namespace, model: GPT, vocabulary: Vocabulary, corpus: Corpus) -> Any:
-    """Print what each head does on unseen poems."""
-    heads = head_atlas(model, vocabulary, corpus.train, corpus.val)
-    print(format_atlas(heads))
-    atlas = atlas_dict(heads)
-    write_json(Path(args.out_dir) / ATLAS, atlas)
-    return atlas
+def say(text: str) -> None:
+    """A remark beside the results."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def main(argv: list[str]) -> int:
     """Show what was asked for; without a wish, write the page."""
     args = parse(argv)
-    out_dir = Path(args.out_dir)
-    if not out_dir.is_dir():
-        raise UsageError(f"no folder {out_dir}: train first with `python train.py`")
-    model, characters, state = load_model(out_dir / "ckpt.pt")
-    vocabulary = Vocabulary(characters)
-    args.text = [full_width(text, vocabulary) for text in args.text]
-    for character in (args.query, args.key):
-        vocabulary.encode(character or "")
-    check_head(model.config.n_layer, model.config.n_head, args.layer, args.head)
-
+    trained = open_run(args)
     if args.evidence or args.atlas:
-        corpus, found = corpus_of(state), {}
-        if args.evidence:
-            found["evidence"] = show_evidence(args, model, vocabulary, state, corpus)
-        if args.atlas:
-            found["atlas"] = show_atlas(args, model, vocabulary, corpus)
-        if args.json:
-            write_json(args.json, found)
-            say(f"wrote {args.json}")
+        measure(args, trained)
     if args.png:
-        draw_maps(
-            text_map(args, model, vocabulary, state), args.png, args.layer, args.head, args.query
-        )
+        [map] = maps_to_see(args, trained)
+        draw_maps(map, args.png, args.layer, args.head, args.query)
         say(f"wrote {args.png}")
     if args.png_loss:
-        names = {baseline["en"]: baseline["loss"] for baseline in state.get("baselines", [])}
-        draw_loss(read_metrics(out_dir), args.png_loss, names)
+        baselines = trained.state.get("baselines", []) if trained else []
+        losses = {baseline["en"]: baseline["loss"] for baseline in baselines}
+        draw_loss(read_metrics(args.out_dir), args.png_loss, losses)
         say(f"wrote {args.png_loss}")
     asked_elsewhere = args.evidence or args.atlas or args.png or args.png_loss
-    in_terminal = (args.query or args.layer) and not asked_elsewhere
+    in_terminal = (args.query or args.layer is not None) and not asked_elsewhere
     if in_terminal:
-        map = text_map(args, model, vocabulary, state)
-        if args.layer:
-            print(draw_head(map, args.layer, args.head))
-        if args.query:
-            print(look_at(map, args.query))
+        show_in_terminal(args, maps_to_see(args, trained))
     # The page shows the last evidence and atlas, so new ones mean a new page.
     new = (args.evidence and args.key) or args.atlas
     if args.html or args.open or new or not (asked_elsewhere or in_terminal):
-        page = args.html or out_dir / "attention.html"
-        untrained = untrained_model(state)
-        size = write_run_page(out_dir, page, model, vocabulary, state, args.text, untrained)
-        say(f"wrote {page}, {size / 1e6:.2f} MB")
-        if args.open:
-            webbrowser.open(Path(page).resolve().as_uri())
+        make_page(args, trained)
     return 0
-
-
-def say(text: str) -> None:
-    """A remark beside the results."""
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import numpy as np
 
 from data.vocabulary import BOUNDARY
 from maps.capture import AttentionMap, MapError
-from maps.terminal import pad, table
+from maps.terminal import pad, table, width
 
 START = "始"  # how the start of the text is shown
 SHADES = "·░▒▓█"  # weights up to 0.02, 0.1, 0.3, 0.6 and above
@@ -36,12 +36,13 @@ def check_head(n_layer: int, n_head: int, layer: int | None, head: int | None) -
 
 def look_at(map: AttentionMap, query: str, most: int = 4) -> str:
     """A table: for each head the characters that the last `query` in the text looks at most, with
-    weight, the share 1 / (i + 1) of a head without preference, and a bar."""
+    weight, the share 1 / (i + 1) of a head without preference, and a bar; a rule opens each layer."""
     i = position_of(map, query)
     uniform = 1 / (i + 1)
     head = ["层.头", "看 (key)", "", "位置", "权重", "均匀", "×均匀"]
     rows = []
     n_layer, n_head = map.weights.shape[:2]
+    most = min(most, i + 1)
     for layer in range(n_layer):
         for number in range(n_head):
             weights = map.weights[layer, number, i, : i + 1]
@@ -58,7 +59,11 @@ def look_at(map: AttentionMap, query: str, most: int = 4) -> str:
                     ]
                 )
     title = f"{query}（第 {i} 字）在每个头里最看重的字；{START} 是开头；权重不是解释"
-    return title + "\n" + table(head, rows, left=3)
+    heading, *lines = table(head, rows, left=3).splitlines()
+    rule = "─" * width(heading)
+    for layer in reversed(range(n_layer)):
+        lines.insert(layer * n_head * most, rule)
+    return "\n".join([title, heading, *lines])
 
 
 def draw_head(map: AttentionMap, layer: int, head: int) -> str:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+import math
 import sys
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from maps.capture import AttentionMap, MapError
 from maps.look import check_head, position_of, shown
@@ -33,47 +36,37 @@ FONTS = (  # those that Linux, macOS and Windows bring or offer, most legible fi
     "AR PL UMing CN",
     "Arial Unicode MS",
 )
-SIZE = {"one": 7.0, "small": 2.6}  # inches of a large map, and of one in the grid
+MARK = "#e8352e"  # the row that was asked for
+CELL = {True: 0.26, False: 0.11}  # inches of a cell: in one large head, in a small one
+SMALL = 3.2  # a small head is never wider than these inches
 
 
-def _matplotlib() -> Any:
+def _need_matplotlib() -> None:
     try:
-        import matplotlib
+        import matplotlib  # noqa: F401
     except ImportError:
         raise MapError(
             "pictures need matplotlib: run `pip install -r requirements-dev.txt`"
         ) from None
-    matplotlib.use("Agg")
-    return matplotlib
 
 
 def chinese_font() -> str | None:
     """The first font here that has Chinese characters, or None."""
-    _matplotlib()
     from matplotlib import font_manager
 
     known = {font.name for font in font_manager.fontManager.ttflist}
     return next((name for name in FONTS if name in known), None)
 
 
-def _save(figure: Any, path: str | Path, font: str | None) -> None:
+def _save(figure: Any, path: str | Path) -> None:
     """Write a figure whole or not at all."""
-    import matplotlib
-
     buffer = io.BytesIO()
-    with warnings.catch_warnings(), matplotlib.rc_context({"axes.unicode_minus": False}):
+    with warnings.catch_warnings():
         # A character that even the Chinese font lacks becomes a box; that is no reason to stop.
         warnings.filterwarnings("ignore", message="Glyph .* missing")
         figure.savefig(buffer, format="png", dpi=150, bbox_inches="tight")
     with replacing(path) as file:
         file.write(buffer.getvalue())
-
-
-def _labels(map: AttentionMap, font: str | None) -> list[str]:
-    """What stands at the axes: characters, with a number where they repeat, or positions."""
-    if font is None:
-        return [str(i) for i in range(len(map.tokens))]
-    return [shown(token) for token in map.tokens]
 
 
 def draw_maps(
@@ -89,7 +82,8 @@ def draw_maps(
     """
     check_head(*map.weights.shape[:2], layer, head)
     row = position_of(map, query) if query else None
-    matplotlib = _matplotlib()
+    _need_matplotlib()
+    import matplotlib
     from matplotlib.figure import Figure
 
     font = chinese_font()
@@ -102,53 +96,65 @@ def draw_maps(
     layers = range(map.weights.shape[0]) if layer is None else [layer - 1]
     heads = range(map.weights.shape[1]) if head is None else [head - 1]
     single = len(layers) == len(heads) == 1
-    size = SIZE["one" if single else "small"]
-    with matplotlib.rc_context({"font.family": [font] if font else ["DejaVu Sans"]}):
+    side = max(len(map.tokens), 10) * CELL[single]
+    side = side if single else min(side, SMALL)
+    # What the first font lacks is looked for in the second.
+    with matplotlib.rc_context({"font.family": [*([font] if font else []), "DejaVu Sans"]}):
         # A Figure of its own, not pyplot's: nothing keeps it alive after this call.
-        figure = Figure(figsize=(size * len(heads), size * len(layers)), layout="constrained")
+        size = side * len(heads) + 1, (side + 0.25) * len(layers) + 0.5
+        figure = Figure(figsize=size, layout="constrained")
         axes = figure.subplots(len(layers), len(heads), squeeze=False)
         for r, at_layer in enumerate(layers):
             for c, at_head in enumerate(heads):
-                image = _draw(axes[r][c], map, at_layer, at_head, row, font, single)
-        bar = figure.colorbar(image, ax=axes.ravel().tolist(), shrink=0.6)
-        zh = font is not None
-        bar.set_label("注意力权重 (weight)" if zh else "attention weight")
-        text = f"step {map.step}, validation loss {map.val_loss:.3f}"
-        figure.suptitle(text, fontsize=10)
-        note = (
-            "权重不是解释 · a weight is not an explanation"
-            if zh
-            else "a weight is not an explanation"
-        )
-        figure.supxlabel(note, fontsize=8, color="0.4")
-        _save(figure, path, font)
+                ax = axes[r][c]
+                image = _draw(ax, map.tokens, map.weights[at_layer, at_head], row, font, side)
+                if single:
+                    ax.set_xlabel("被看的字 (key)" if font else "position of the key")
+                    ax.set_ylabel("正在读的字 (query)" if font else "position of the query")
+                else:
+                    name = f"{at_layer + 1}.{at_head + 1}"
+                    ax.text(0.97, 0.97, name, transform=ax.transAxes, ha="right", va="top")
+        bar = figure.colorbar(image, ax=axes.ravel().tolist(), shrink=0.7, pad=0.02, aspect=30)
+        bar.set_label("注意力权重 (weight)" if font else "attention weight")
+        name = f"layer {layers[0] + 1}, head {heads[0] + 1}" if single else "layer.head"
+        loss = f" · held-out loss {map.val_loss:.3f}" if math.isfinite(map.val_loss) else ""
+        figure.suptitle(f"{name} · step {map.step}{loss}", fontsize=11)
+        note = "a weight is not an explanation"
+        figure.supxlabel(f"权重不是解释 · {note}" if font else note, fontsize=8, color="0.4")
+        _save(figure, path)
 
 
 def _draw(
     ax: Any,
-    map: AttentionMap,
-    layer: int,
-    head: int,
+    tokens: list[str],
+    weights: np.ndarray,
     row: int | None,
     font: str | None,
-    large: bool,
+    side: float,
 ) -> Any:
-    image = ax.imshow(map.weights[layer, head], cmap="cividis", vmin=0, vmax=1)
-    ax.set_title(f"{layer + 1}.{head + 1}", fontsize=9)
-    labels = _labels(map, font)
-    if large or len(labels) <= 26:
-        fontsize = 10 if large and len(labels) <= 40 else 5
-        ax.set_xticks(range(len(labels)), labels, fontsize=fontsize)
-        ax.set_yticks(range(len(labels)), labels, fontsize=fontsize)
-        ax.tick_params(length=0, pad=1)
-    else:
-        ax.set_xticks([])
-        ax.set_yticks([])
-    if large:
-        ax.set_xlabel("被看的字 (key)" if font else "key")
-        ax.set_ylabel("正在读的字 (query)" if font else "query")
+    """One head's weights (T, T), `side` inches wide; returns the image, for the colour bar."""
+    from matplotlib.patches import Rectangle
+
+    T = len(tokens)
+    later = np.triu(np.ones((T, T), bool), 1)  # left white: what comes later cannot be seen
+    image = ax.imshow(np.ma.masked_array(weights, later), cmap="cividis", vmin=0, vmax=1)
+    ax.spines[["top", "right"]].set_visible(False)
+    points = side / T * 72  # of a cell
+    at = range(T)
+    if points < 6:  # too narrow for every character: those that begin a line of verse
+        at = [i for i in at if i == 0 or (i > 1 and not tokens[i - 1].isalpha())]
+    labels = [shown(tokens[i]) if font else str(i) for i in at]
+    fontsize = min(max(points * (0.8 if font else 0.6), 4.5), 12)
+    ax.set_xticks(at, labels, fontsize=fontsize)
+    ax.set_yticks(at, labels, fontsize=fontsize)
+    ax.tick_params(length=0, pad=1.5)
     if row is not None:
-        ax.axhspan(row - 0.5, row + 0.5, fill=False, edgecolor="tab:red", linewidth=1.2)
+        frame = Rectangle((-0.5, row - 0.5), row + 1, 1, fill=False, edgecolor=MARK, linewidth=1.3)
+        frame.set_clip_on(False)
+        ax.add_patch(frame)
+        for tick, i in zip(ax.get_yticklabels(), at, strict=True):
+            if i == row:
+                tick.set_color(MARK)
     return image
 
 
@@ -157,7 +163,7 @@ def draw_loss(
 ) -> None:
     """Save training and held-out loss (nats a character) against steps, from metrics.jsonl's
     objects, with a line for each baseline."""
-    _matplotlib()
+    _need_matplotlib()
     from matplotlib.figure import Figure
 
     metrics = list(metrics)
@@ -169,8 +175,10 @@ def draw_loss(
             ax.plot(*zip(*points, strict=True), label=label, marker="o" if name[0] == "v" else None)
     for label, loss in (baselines or {}).items():
         ax.axhline(loss, color="0.5", linestyle="--", linewidth=1)
-        ax.annotate(label, (1, loss), xycoords=("axes fraction", "data"), ha="right", va="bottom")
+        ax.annotate(
+            label, (0.99, loss), xycoords=("axes fraction", "data"), ha="right", va="bottom"
+        )
     ax.set(xlabel="step", ylabel="loss (nats a character)")
     ax.grid(alpha=0.3)
     ax.legend()
-    _save(figure, path, None)
+    _save(figure, path)

@@ -55,11 +55,27 @@ def read_json(path: Path) -> Any:
 
 
 def run_maps(out_dir: str | Path) -> dict[str, list[AttentionMap]]:
-    """A run's saved maps: probe text -> its maps by rising step. Raises MapError."""
-    return {
-        str(probe): [load_map(path) for path in paths]
-        for probe, paths in saved_maps(out_dir).items()
+    """The maps in a folder: number of the text -> its maps by rising step. Raises MapError."""
+    found = {
+        str(number): [load_map(path) for path in paths]
+        for number, paths in saved_maps(out_dir).items()
     }
+    shapes = {map.weights.shape[:2] for maps in found.values() for map in maps}
+    if len(shapes) > 1 or any(
+        map.tokens != maps[0].tokens for maps in found.values() for map in maps
+    ):
+        raise MapError(f"the maps in {out_dir} are of several models or texts: keep one run's only")
+    return found
+
+
+def write_maps_page(out_dir: str | Path, path: str | Path) -> int:
+    """Write the page of a folder's maps alone, without a model (`sample.py --maps` leaves such a
+    folder), and return its size in bytes. Raises MapError."""
+    return write_page(path, {"title": _title(out_dir), "texts": page_texts(run_maps(out_dir))})
+
+
+def _title(out_dir: str | Path) -> str:
+    return f"{Path(out_dir).resolve().name} · attention"
 
 
 def write_run_page(
@@ -91,7 +107,7 @@ def write_run_page(
     config = state["config"]
     names = ["n_layer", "n_head", "n_embd", "max_iters", "batch_size", "fold", "seed", "data"]
     data = {
-        "title": f"{Path(out_dir).name} · attention",
+        "title": _title(out_dir),
         "run": {
             "config": {name: config[name] for name in names},
             "step": step,
