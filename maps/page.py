@@ -1,8 +1,9 @@
 """The page: maps in, one self-contained HTML file out.
 
-`maps/page/` holds page.html, page.css and page.js; `build_page` puts them and the data together.
-The file opens from disk with the network off: its Content-Security-Policy allows nothing but its own
-style and script (by their SHA-256), and the data stand in a block that the browser never runs.
+`maps/page/` holds page.html, page.css, page.js and words.json (what the script says, in both
+languages); `build_page` puts them and the data together. The file opens from disk with the
+network off: its Content-Security-Policy allows nothing but its own style and script (by their
+SHA-256), and the data stand in a block that the browser never runs.
 
 What the page takes is one plain dict. Everything but `texts` may be left out:
 
@@ -80,9 +81,9 @@ Prediction = Sequence[tuple[str, float]]
 
 
 def page_texts(
-    maps: Mapping[str, Sequence[AttentionMap]],
-    predictions: Mapping[str, Sequence[Prediction]] | None = None,
-    cuts: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
+    maps: Mapping[Any, Sequence[AttentionMap]],
+    predictions: Mapping[Any, Sequence[Prediction]] | None = None,
+    cuts: Mapping[Any, Sequence[Mapping[str, Any]]] | None = None,
 ) -> list[dict[str, Any]]:
     """The page's `texts` from the saved maps of each probe text.
 
@@ -184,6 +185,7 @@ def build_page(data: Mapping[str, Any]) -> str:
         "title": html.escape(title),
         "style": style,
         "script": script,
+        "words": embed_json(json.loads(_part("words.json"))),
         "data": embed_json(data),
     }
     # One pass: what is put in isn't searched again, whatever the data say.

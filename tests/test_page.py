@@ -167,7 +167,8 @@ def made_up_evidence() -> dict:
     def row(query, key, role, n, weight, lift1, lift2, top, layer=2, head=2):
         return {
             "query": query, "key": key, "role": role, "n": n, "layer": layer, "head": head,
-            "weight": weight, "lift1": lift1, "lift2": lift2, "top_share": top,
+            "weight": weight, "lift1": lift1, "lift2": lift2, "top_share": top, "own_head": head != 2 or role == "asked",
+            "mean_heads_lift1": lift1 and [1.2, 1.1, 1.3], "mean_heads_lift2": lift2 and [1.1, 1.0, 1.3],
             "too_small": n < 10,
         }  # fmt: skip
 
@@ -296,7 +297,7 @@ class Reader(HTMLParser):
         attributes = dict(attrs)
         self.tags.append((tag, attributes))
         if tag in ("script", "style", "title"):
-            self.inside.append("data" if attributes.get("id") == "data" else tag)
+            self.inside.append(attributes.get("id") or tag)
 
     def handle_endtag(self, tag):
         if tag in ("script", "style", "title"):

@@ -26,212 +26,24 @@
 
   // ------------------------------------------------------------------ words
 
-  const WORDS = {
-    zh: {
-      language: "English",
-      dark: "深色",
-      light: "浅色",
-      start: "始",
-      end: "终",
-      startNote: "始：换行符 \\n，每首诗以它开头，算第 0 个字",
-      layer: "第 {layer} 层",
-      head: "头 {head}",
-      layerMean: "平均",
-      headName: "第 {layer} 层第 {head} 头",
-      layerMeanName: "第 {layer} 层各头的平均",
-      allMeanName: "全部头的平均",
-      texts: "选一首诗",
-      strip: "诗：选一个正在读的字",
-      play: "播放训练过程",
-      pause: "停",
-      stepSlider: "训练步数",
-      step: "第 {step} 步",
-      loss: "损失 {loss}",
-      guess: "约 {n} 选 1",
-      choose: "选一个字：读到它时，{name}看哪里？",
-      reading: "读到 {query} 时，{name}看哪里？",
-      chooseNote: "移到字上，或点一下。",
-      uniformNote: "要是人人有份，每个字分到 {share}。",
-      sumNote: "{n} 行相加，合起来是 {n}。",
-      preview: "预览",
-      whole: "全部 {n} 个字",
-      fewer: "收起",
-      noPrediction: "这首诗没有存下预测。",
-      choosePrediction: "先选一个字。",
-      predictionNote: "读到 {query} 这一行，是用来猜 {query} 后面那个字的，不是猜它自己。",
-      truth: "诗里接下来是 {next}。",
-      truthEnd: "诗到这里为止，接下来应是结束。",
-      finalOnly: "预测来自训练结束时的模型。",
-      actual: "诗里的字",
-      weight: "权重",
-      uniform: "均分",
-      untrained: "未训练",
-      times: "是均分的 {n} 倍",
-      notRead: "读到这里时还看不见它",
-      mapLabel: "放大的注意力图，方向键移动，回车剪断",
-      cutTitle: "剪断一条线",
-      cutHow: "点图上的一格：把这一个权重改成 0，这一行其余的按比例补足到 1，再看下一个字的预测怎样变。",
-      cutBest: "这里影响最大的几条",
-      cutNone: "这首诗没有预先算过剪断的结果。",
-      cutMissing: "这一格没有预先算过（只算了权重不太小的格子）。",
-      cutFinal: "用的是训练结束时的模型。",
-      cutEdge: "剪断 {query} → {key}",
-      cutBefore: "剪断前",
-      cutAfter: "剪断后",
-      cutTruth: "真正的下一个字 {next} 的概率变为原来的 {factor}",
-      cutNoTruth: "这里没有真正的下一个字可比。",
-      cutScope: "剪在哪里",
-      cutHead: "只这个头",
-      cutLayer: "这一层所有的头",
-      cutAll: "所有层所有的头",
-      cutDelta: "对数概率变化",
-      chartStep: "训练步数",
-      chartLoss: "损失（每字）",
-      train: "训练",
-      val: "验证",
-      noLoss: "没有损失记录。",
-      noEvidence: "还没有算。在终端里运行下面这行，再打开这一页：",
-      ask: "{query} 真的在看 {key} 吗？",
-      askHow: "只数留出的诗（训练时没见过），而且 {key} 在 {query} 前面至少隔 {distance} 个位置，紧挨着的不算：紧挨着时，任何爱看前一个字的头都会「看到」它。头是在训练用的诗上选的。",
-      pair: "谁 → 谁",
-      occasions: "次数",
-      headColumn: "头",
-      meanWeight: "平均权重",
-      lift1: "倍数一：比它看别的字",
-      lift2: "倍数二：比别的字看它",
-      topShare: "看得最多",
-      tooSmall: "次数太少，不下结论",
-      role: { asked: "所问", related: "意思相关", control: "对照", reverse: "反过来", untrained: "未训练" },
-      allHeads: "{query} → {key}：每一个头（留出的诗）",
-      chosenHead: "在训练诗上选中",
-      liftNote: "两个倍数都和同样距离的别的格子比。点是估计，横线是 95% 区间（按诗自助抽样）；竖线是 1 倍，就是没有偏好。区间整个在 1 的右边，才算数。",
-      cutsTitle: "剪断 {query} → {key}，模型会差多少？",
-      cutsNote: "把这条线的权重改成 0（其余补足到 1），真正的下一个字的对数概率平均变了多少。红：剪这条线；灰：剪同样距离的另一条线。区间整个在 0 的左边，这条线才有用。",
-      scope: "范围",
-      scopes: { head: "只这个头", layer: "这一层", all: "所有的头" },
-      cutChange: "变化（nats）",
-      difference: "相差",
-      partnersTitle: "{query} 还在找谁？",
-      partner: "字",
-      lift: "双重倍数",
-      method: "怎样算的",
-      config: "这个模型",
-      finalModel: "训练到第 {step} 步，验证损失 {loss}。",
-      poems: "选头用 {train} 首诗，判断用留出的 {val} 首。",
-      atlasScore: "是随机的 {n} 倍",
-      kinds: { previous: "前一字", same: "同一个字", start: "开头", line_start: "句首", punctuation: "标点", couplet: "对仗位", rhyme: "韵脚", meaning: "意思", mixed: "混合" },
-    },
-    en: {
-      language: "中文",
-      dark: "dark",
-      light: "light",
-      start: "⏎",
-      end: "⏎",
-      startNote: "⏎: the newline \\n that starts every poem, counted as position 0",
-      layer: "Layer {layer}",
-      head: "head {head}",
-      layerMean: "mean",
-      headName: "layer {layer}, head {head}",
-      layerMeanName: "the mean of layer {layer}",
-      allMeanName: "the mean of all heads",
-      texts: "Choose a poem",
-      strip: "The poem: choose the character being read",
-      play: "Play the training",
-      pause: "Pause",
-      stepSlider: "training step",
-      step: "step {step}",
-      loss: "loss {loss}",
-      guess: "1 guess in {n}",
-      choose: "Choose a character: where does {name} look?",
-      reading: "Reading {query}: where does {name} look?",
-      chooseNote: "Point at one, or click it.",
-      uniformNote: "Shared evenly, each character would get {share}.",
-      sumNote: "{n} rows added up: {n} in all.",
-      preview: "preview",
-      whole: "all {n} characters",
-      fewer: "fewer",
-      noPrediction: "No predictions were saved for this text.",
-      choosePrediction: "Choose a character first.",
-      predictionNote: "The row at {query} serves to predict what follows {query}, not {query} itself.",
-      truth: "The poem goes on with {next}.",
-      truthEnd: "The poem ends here; the end should follow.",
-      finalOnly: "Predictions are the finished model's.",
-      actual: "in the poem",
-      weight: "weight",
-      uniform: "uniform",
-      untrained: "untrained",
-      times: "{n} times the uniform share",
-      notRead: "not visible yet at this point",
-      mapLabel: "Enlarged attention map; arrow keys move, Enter cuts",
-      cutTitle: "Cut an edge",
-      cutHow: "Click a cell of the map: that one weight becomes 0, the rest of its row is scaled up to 1 again, and the prediction of the next character changes.",
-      cutBest: "The edges that matter most here",
-      cutNone: "No cuts were computed for this text.",
-      cutMissing: "This cell wasn't computed beforehand (only cells with some weight were).",
-      cutFinal: "Computed with the finished model.",
-      cutEdge: "Cutting {query} → {key}",
-      cutBefore: "before",
-      cutAfter: "after",
-      cutTruth: "The true next character {next} is now {factor} as likely as before",
-      cutNoTruth: "There is no true next character to compare with here.",
-      cutScope: "cut in",
-      cutHead: "this head",
-      cutLayer: "all heads of the layer",
-      cutAll: "all heads of all layers",
-      cutDelta: "change of log-probability",
-      chartStep: "training step",
-      chartLoss: "loss (nats a character)",
-      train: "training",
-      val: "validation",
-      noLoss: "No losses were recorded.",
-      noEvidence: "Not computed yet. Run this line in a terminal, then open the page again:",
-      ask: "Does {query} really look at {key}?",
-      askHow: "Only held-out poems count (never seen in training), and only where {key} stands at least {distance} places before {query}: next to it, any head that likes the previous character would “see” it. The head was chosen on training poems.",
-      pair: "who → whom",
-      occasions: "n",
-      headColumn: "head",
-      meanWeight: "mean weight",
-      lift1: "Lift 1: over its other keys",
-      lift2: "Lift 2: over other queries",
-      topShare: "looked at most",
-      tooSmall: "n too small",
-      role: { asked: "asked", related: "related", control: "control", reverse: "reverse", untrained: "untrained" },
-      allHeads: "{query} → {key}: every head (held-out poems)",
-      chosenHead: "chosen on training poems",
-      liftNote: "Both lifts compare with other cells at the same distance. The dot is the estimate, the line its 95% interval (bootstrap over poems); the upright line is 1: no preference. What counts is an interval wholly to the right of 1.",
-      cutsTitle: "What does cutting {query} → {key} cost?",
-      cutsNote: "That weight is set to 0 (the rest scaled up to 1): the mean change of the true next character's log-probability. Red: this edge; grey: another edge of the same length. The edge does something if the interval lies wholly to the left of 0.",
-      scope: "scope",
-      scopes: { head: "this head", layer: "the layer", all: "all heads" },
-      cutChange: "change (nats)",
-      difference: "difference",
-      partnersTitle: "Whom else does {query} look for?",
-      partner: "character",
-      lift: "double lift",
-      method: "How it was measured",
-      config: "This model",
-      finalModel: "Trained for {step} steps, validation loss {loss}.",
-      poems: "Head chosen on {train} poems, judged on {val} held out.",
-      atlasScore: "{n} times chance",
-      kinds: { previous: "previous", same: "same character", start: "start", line_start: "line start", punctuation: "punctuation", couplet: "couplet", rhyme: "rhyme", meaning: "meaning", mixed: "mixed" },
-    },
-  };
+  const WORDS = JSON.parse(document.getElementById("words").textContent);
   const ICONS = { play: "M7 4.5v15l13-7.5z", pause: "M6 4.5h4.5v15H6zM13.5 4.5H18v15h-4.5z" };
 
   const words = () => WORDS[state.language];
 
   /** A sentence with its {names} filled in, as text. */
-  const say = (key, values = {}) =>
-    words()[key].replace(/\{(\w+)\}/g, (_, name) => String(values[name]));
+  const say = (key, values = {}) => words()[key].replace(/\{(\w+)\}/g, (_, name) => String(values[name]));
 
   /** The same as nodes, for sentences that hold a character of the poem. */
   function sentence(key, values) {
-    return words()[key].split(/(\{\w+\})/).map((part) => {
-      const name = /^\{(\w+)\}$/.exec(part);
-      const value = name ? values[name[1]] : part;
-      // A node can stand in one place only; a sentence may name it twice.
-      return value instanceof Node ? value.cloneNode(true) : String(value);
-    });
+    return words()
+      [key].split(/(\{\w+\})/)
+      .map((part) => {
+        const name = /^\{(\w+)\}$/.exec(part);
+        const value = name ? values[name[1]] : part;
+        // A node can stand in one place only; a sentence may name it twice.
+        return value instanceof Node ? value.cloneNode(true) : String(value);
+      });
   }
 
   /** Between two sentences: Chinese has no space there. */
@@ -247,27 +59,37 @@
   const byId = (id) => document.getElementById(id);
   const SVG = "http://www.w3.org/2000/svg";
 
-  function element(tag, attributes = {}, ...children) {
-    return fill(document.createElement(tag), attributes, children);
+  /** element("td.number", { title: "…" }, child, …): attributes may be left out, strings are text. */
+  const element = (kind, ...rest) => build((tag) => document.createElement(tag), kind, rest);
+  const drawing = (kind, ...rest) => build((tag) => document.createElementNS(SVG, tag), kind, rest);
+
+  function build(create, kind, rest) {
+    const [tag, ...classes] = kind.split(".");
+    const node = create(tag);
+    if (classes.length) node.classList.add(...classes);
+    if (isAttributes(rest[0])) setAttributes(node, rest.shift());
+    node.append(...rest.flat(Infinity).filter((child) => child !== null && child !== undefined));
+    return node;
   }
 
-  function drawing(tag, attributes = {}, ...children) {
-    return fill(document.createElementNS(SVG, tag), attributes, children);
-  }
+  const isAttributes = (value) =>
+    value !== null && typeof value === "object" && !Array.isArray(value) && !(value instanceof Node);
 
-  function fill(node, attributes, children) {
+  function setAttributes(node, attributes) {
     for (const [name, value] of Object.entries(attributes)) {
       if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
-      else if (value !== null && value !== undefined && value !== false) node.setAttribute(name, value);
+      else if (value !== null && value !== undefined) node.setAttribute(name, value);
     }
-    node.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
-    return node;
   }
 
   const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
 
   function icon(name) {
-    return drawing("svg", { viewBox: "0 0 24 24", "aria-hidden": "true" }, drawing("path", { d: ICONS[name] }));
+    return drawing(
+      "svg",
+      { viewBox: "0 0 24 24", "aria-hidden": "true" },
+      drawing("path", { d: ICONS[name] }),
+    );
   }
 
   // ------------------------------------------------------------------ the arrays
@@ -360,11 +182,14 @@
   /** A character of the text with its position, so that repeated ones stay apart. */
   function named(position) {
     const character = text().tokens[position];
-    return element("span", { class: "zi" }, glyph(character), element("sub", {}, String(position)));
+    return element("span.zi", glyph(character), element("sub", String(position)));
   }
 
-  const namedAll = (positions) =>
-    fill(document.createDocumentFragment(), {}, positions.flatMap((position, index) => (index ? [" + ", named(position)] : [named(position)])));
+  function namedAll(positions) {
+    const names = document.createDocumentFragment();
+    positions.forEach((position, index) => names.append(index ? " + " : "", named(position)));
+    return names;
+  }
 
   function headName(layer, head) {
     if (layer === MEAN) return say("allMeanName");
@@ -384,8 +209,20 @@
   // colours, and in a black and white print. The scale is the square root of the weight, for
   // every head alike, because most weights are small.
   const SCALES = {
-    light: [[248, 245, 238], [211, 227, 231], [139, 187, 208], [58, 124, 171], [13, 55, 99]],
-    dark: [[30, 33, 39], [33, 60, 82], [49, 107, 146], [116, 178, 206], [238, 246, 232]],
+    light: [
+      [247, 247, 243],
+      [211, 227, 231],
+      [139, 187, 208],
+      [58, 124, 171],
+      [13, 55, 99],
+    ],
+    dark: [
+      [30, 33, 39],
+      [33, 60, 82],
+      [49, 107, 146],
+      [116, 178, 206],
+      [238, 246, 232],
+    ],
   };
   const TICKS = [0, 0.05, 0.2, 0.5, 1];
 
@@ -394,12 +231,14 @@
       const place = (index / 255) * (stops.length - 1);
       const left = Math.min(Math.floor(place), stops.length - 2);
       return stops[left].map((part, channel) =>
-        Math.round(part + (stops[left + 1][channel] - part) * (place - left)));
+        Math.round(part + (stops[left + 1][channel] - part) * (place - left)),
+      );
     });
   }
 
   const TABLES = { light: colourTable(SCALES.light), dark: colourTable(SCALES.dark) };
-  const packedPixels = (table) => Uint32Array.from(table, ([red, green, blue]) => ((255 << 24) | (blue << 16) | (green << 8) | red) >>> 0);
+  const packedPixels = (table) =>
+    Uint32Array.from(table, ([red, green, blue]) => ((255 << 24) | (blue << 16) | (green << 8) | red) >>> 0);
   const PIXELS = { light: packedPixels(TABLES.light), dark: packedPixels(TABLES.dark) };
   const onScale = (weight) => Math.sqrt(clamp(weight, 0, 1));
   const colour = (weight) => TABLES[state.theme][Math.round(onScale(weight) * 255)];
@@ -431,12 +270,28 @@
 
   function buildStrip() {
     const cells = verses().map((line) =>
-      element("div", { class: "verse" }, line.map((half) => element("div", { class: "half" }, half.map(buildCharacter)))));
+      element(
+        "div.verse",
+        { role: "none" },
+        line.map((half) => element("div.half", { role: "none" }, half.map(buildCharacter))),
+      ),
+    );
     if (text().tokens[0] === "\n") {
-      cells.unshift(element("div", { class: "verse first" }, buildCharacter(0), element("p", { class: "hint" }, say("startNote"))));
+      cells.unshift(
+        element(
+          "div.verse.first",
+          { role: "none" },
+          buildCharacter(0),
+          element("p.hint", { "aria-hidden": "true" }, say("startNote")),
+        ),
+      );
     }
     // On a phone a half line fills the width: five characters may be larger than seven.
-    const across = Math.max(...verses().flat().map((half) => half.length));
+    const across = Math.max(
+      ...verses()
+        .flat()
+        .map((half) => half.length),
+    );
     byId("strip").style.setProperty("--across", clamp(across, 6, 8));
     byId("strip").replaceChildren(...cells);
     byId("strip").setAttribute("aria-label", say("strip"));
@@ -445,11 +300,16 @@
   function buildCharacter(position) {
     const character = text().tokens[position];
     const cell = element(
-      "div",
-      { class: "character", role: "option", tabindex: "-1", "data-position": position, "aria-label": `${glyph(character)} ${position}` },
-      element("span", { class: "position" }, String(position)),
-      element("span", { class: "glyph" }, glyph(character)),
-      element("span", { class: "weight" }),
+      "div.character",
+      {
+        role: "option",
+        tabindex: "-1",
+        "data-position": position,
+        "aria-label": `${glyph(character)} ${position}`,
+      },
+      element("span.position", String(position)),
+      element("span.glyph", glyph(character)),
+      element("span.weight"),
     );
     listenToCharacter(cell, position);
     return cell;
@@ -493,9 +353,17 @@
 
   function toggleQuery(position, add) {
     const isLocked = state.locked.includes(position);
-    if (add) state.locked = isLocked ? state.locked.filter((other) => other !== position) : [...state.locked, position];
+    if (add)
+      state.locked = isLocked
+        ? state.locked.filter((other) => other !== position)
+        : [...state.locked, position];
     else state.locked = isLocked && state.locked.length === 1 ? [] : [position];
+    queriesChanged();
+  }
+
+  function queriesChanged() {
     state.hovered = null; // after unlocking, show nothing until the pointer moves on
+    if (state.cell && !state.locked.includes(state.cell.query)) state.cell = null;
     hideTip();
     renderQuery();
   }
@@ -517,22 +385,31 @@
       cell.classList.toggle("unread", asked.length > 0 && position > last);
       cell.classList.toggle("hidden-key", isHidden(position));
       cell.classList.toggle("guessing", asked.length > 0 && position === lastLocked + 1);
-      cell.classList.toggle("cut-key", state.cell !== null && asked.length === 1 && asked[0] === state.cell.query && state.cell.key === position);
+      cell.classList.toggle(
+        "cut-key",
+        state.cell !== null &&
+          asked.length === 1 &&
+          asked[0] === state.cell.query &&
+          state.cell.key === position,
+      );
       cell.setAttribute("aria-selected", String(state.locked.includes(position)));
       cell.tabIndex = position === focusPosition() ? 0 : -1;
     }
   }
 
-  const focusPosition = () => (state.locked.length ? state.locked[state.locked.length - 1] : Math.min(1, size() - 1));
+  const focusPosition = () =>
+    state.locked.length ? state.locked[state.locked.length - 1] : Math.min(1, size() - 1);
 
   function renderQuestion() {
     const asked = queries();
     const name = headName(state.layer, state.head);
     byId("question").replaceChildren(
-      ...(asked.length ? sentence("reading", { query: namedAll(asked), name }) : sentence("choose", { name })),
+      ...(asked.length
+        ? sentence("reading", { query: namedAll(asked), name })
+        : sentence("choose", { name })),
     );
     if (asked.length && !state.locked.length) {
-      byId("question").append(" ", element("span", { class: "tag" }, say("preview")));
+      byId("question").append(" ", element("span.tag", say("preview")));
     }
     byId("question-note").textContent = questionNote(asked);
   }
@@ -554,7 +431,10 @@
     for (let key = 0; key <= last; key++) if (!isHidden(key)) entries.push({ key, ...share(asked, key) });
     entries.sort((one, other) => other.weight - one.weight || one.key - other.key);
     const shown = state.wholeLedger ? entries : entries.slice(0, FEW);
-    const most = Math.max(asked.length ? 0.05 : 1, ...entries.map((entry) => Math.max(entry.weight, entry.untrained || 0, entry.uniform)));
+    const most = Math.max(
+      asked.length ? 0.05 : 1,
+      ...entries.map((entry) => Math.max(entry.weight, entry.untrained || 0, entry.uniform)),
+    );
     byId("ledger").replaceChildren(...shown.map((entry) => ledgerRow(entry, most)));
     const more = byId("ledger-more");
     more.hidden = entries.length <= FEW;
@@ -563,18 +443,22 @@
 
   function ledgerRow(entry, most) {
     const place = (value) => `${((100 * value) / most).toFixed(2)}%`;
-    const bar = element("div", { class: "bullet" }, element("i", { class: "bullet-bar" }), element("i", { class: "bullet-tick" }), entry.untrained === null ? null : element("i", { class: "bullet-ring" }));
+    const bar = element(
+      "div.bullet",
+      element("i.bullet-bar"),
+      element("i.bullet-tick"),
+      entry.untrained === null ? null : element("i.bullet-ring"),
+    );
     bar.children[0].style.width = place(entry.weight);
     bar.children[1].style.left = place(entry.uniform);
     if (bar.children[2]) bar.children[2].style.left = place(entry.untrained);
     return element(
       "tr",
-      {},
       element("th", { scope: "row" }, named(entry.key)),
-      element("td", { class: "wide-cell" }, bar),
-      element("td", { class: "number strong" }, exact(entry.weight)),
-      element("td", { class: "number" }, exact(entry.uniform)),
-      element("td", { class: "number" }, exact(entry.untrained)),
+      element("td.wide-cell", bar),
+      element("td.number.strong", exact(entry.weight)),
+      element("td.number", exact(entry.uniform)),
+      element("td.number", exact(entry.untrained)),
     );
   }
 
@@ -592,7 +476,11 @@
       return;
     }
     const next = nextCharacter(position);
-    list.replaceChildren(...row.map(([character, probability]) => guess(character, probability, character === (next === null ? "\n" : next))));
+    list.replaceChildren(
+      ...row.map(([character, probability]) =>
+        guess(character, probability, character === (next === null ? "\n" : next)),
+      ),
+    );
     const query = named(position);
     note.replaceChildren(
       ...sentence("predictionNote", { query }),
@@ -603,15 +491,15 @@
   }
 
   function guess(character, probability, isTrue) {
-    const bar = element("i", { class: "guess-bar" });
+    const bar = element("i.guess-bar");
     bar.style.width = `${(100 * probability).toFixed(1)}%`;
     return element(
       "li",
       { class: isTrue ? "guess true" : "guess" },
-      element("span", { class: "zi" }, glyph(character, true)),
-      element("span", { class: "guess-track" }, bar),
-      element("span", { class: "number" }, percent(probability)),
-      isTrue ? element("span", { class: "tag" }, say("actual")) : null,
+      element("span.zi", glyph(character, true)),
+      element("span.guess-track", bar),
+      element("span.number", percent(probability)),
+      isTrue ? element("span.tag", say("actual")) : null,
     );
   }
 
@@ -622,10 +510,9 @@
       const heads = Array.from({ length: N_HEAD }, (_, head) => buildHead(layer, head));
       if (N_HEAD > 1) heads.push(buildHead(layer, MEAN));
       return element(
-        "div",
-        { class: "layer" },
-        element("h3", {}, say("layer", { layer: layer + 1 })),
-        element("div", { class: "layer-heads" }, heads),
+        "div.layer",
+        element("h3", say("layer", { layer: layer + 1 })),
+        element("div.layer-heads", heads),
       );
     });
     const columns = N_HEAD > 1 ? N_HEAD + 1 : 1;
@@ -647,15 +534,24 @@
         title: entry ? atlasTitle(entry) : null,
         onclick: () => chooseHead(layer, head),
       },
-      element("span", { class: "thumb", "aria-hidden": "true" }, element("canvas"), element("span", { class: "thumb-rows" })),
-      element("span", { class: "head-label" }, label),
-      entry ? element("span", { class: entry.key === "mixed" ? "head-name mixed" : "head-name" }, atlasName(entry)) : null,
+      element("span.thumb", { "aria-hidden": "true" }, element("canvas"), element("span.thumb-rows")),
+      element("span.head-label", label),
+      entry
+        ? element(
+            "span",
+            { class: entry.key === "mixed" ? "head-name mixed" : "head-name" },
+            atlasName(entry),
+          )
+        : null,
     );
   }
 
   /** The scores behind a name, each against chance. */
   function atlasTitle(entry) {
-    const lines = [atlasName(entry) + (typeof entry.score === "number" ? ` · ${say("atlasScore", { n: brief(entry.score, 1) })}` : "")];
+    const lines = [
+      atlasName(entry) +
+        (typeof entry.score === "number" ? ` · ${say("atlasScore", { n: brief(entry.score, 1) })}` : ""),
+    ];
     for (const [kind, score] of Object.entries(entry.scores || {})) {
       const value = Array.isArray(score) ? score[0] : score;
       if (typeof value === "number") lines.push(`${words().kinds[kind] || kind} ${brief(value, 1)}`);
@@ -671,11 +567,12 @@
     renderMap();
   }
 
-  const headButtons = () => [...byId("heads").querySelectorAll(".head")].map((button) => ({
-    button,
-    layer: Number(button.dataset.layer) - 1,
-    head: button.dataset.head === "mean" ? MEAN : Number(button.dataset.head) - 1,
-  }));
+  const headButtons = () =>
+    [...byId("heads").querySelectorAll(".head")].map((button) => ({
+      button,
+      layer: Number(button.dataset.layer) - 1,
+      head: button.dataset.head === "mean" ? MEAN : Number(button.dataset.head) - 1,
+    }));
 
   function renderHeads() {
     for (const { button, layer, head } of headButtons()) {
@@ -687,12 +584,14 @@
   function renderHeadRows() {
     const place = (position) => `${((100 * position) / size()).toFixed(2)}%`;
     for (const { button } of headButtons()) {
-      button.querySelector(".thumb-rows").replaceChildren(...queries().map((query) => {
-        const row = element("i");
-        row.style.top = place(query + 0.5);
-        row.style.width = place(query + 1);
-        return row;
-      }));
+      button.querySelector(".thumb-rows").replaceChildren(
+        ...queries().map((query) => {
+          const row = element("i");
+          row.style.top = place(query + 0.5);
+          row.style.width = place(query + 1);
+          return row;
+        }),
+      );
     }
   }
 
@@ -705,7 +604,7 @@
     const entry = atlasEntry(state.layer, state.head);
     byId("map-title").replaceChildren(
       title.charAt(0).toUpperCase() + title.slice(1),
-      entry ? element("span", { class: "title-name" }, atlasName(entry)) : "",
+      entry ? element("span.title-name", atlasName(entry)) : "",
     );
   }
 
@@ -740,13 +639,20 @@
     const isNarrow = window.innerWidth < 720;
     // Big enough to hit with a finger, small enough to see the whole: the frame scrolls if needed.
     const room = Math.min(frame.clientWidth - 64, 720);
-    cellSize = clamp(Math.floor(room / size()), isNarrow ? 15 : 12, 34);
+    cellSize = clamp(Math.floor(room / size()), isNarrow ? 15 : 11, 34);
     byId("map").style.width = byId("map").style.height = `${size() * cellSize}px`;
     byId("map").setAttribute("aria-label", say("mapLabel"));
     byId("map-scroll").style.setProperty("--cell", `${cellSize}px`);
     byId("map-scroll").classList.toggle("tight", cellSize < 20);
-    const labels = () => text().tokens.map((character, position) =>
-      element("div", { class: "axis-label", "data-position": position }, element("span", { class: "axis-position" }, String(position)), element("span", { class: "axis-glyph" }, glyph(character))));
+    const labels = () =>
+      text().tokens.map((character, position) =>
+        element(
+          "div.axis-label",
+          { "data-position": position },
+          element("span.axis-position", String(position)),
+          element("span.axis-glyph", glyph(character)),
+        ),
+      );
     byId("map-keys").replaceChildren(...labels());
     byId("map-queries").replaceChildren(...labels());
   }
@@ -770,12 +676,14 @@
 
   function renderMapMarks(pointed = null) {
     const asked = queries();
-    byId("map-rows").replaceChildren(...asked.map((query) => {
-      const mark = element("div", { class: state.locked.length ? "mark-row" : "mark-row preview" });
-      mark.style.top = `${query * cellSize}px`;
-      mark.style.width = `${(query + 1) * cellSize}px`;
-      return mark;
-    }));
+    byId("map-rows").replaceChildren(
+      ...asked.map((query) => {
+        const mark = element("div", { class: state.locked.length ? "mark-row" : "mark-row preview" });
+        mark.style.top = `${query * cellSize}px`;
+        mark.style.width = `${(query + 1) * cellSize}px`;
+        return mark;
+      }),
+    );
     placeMark(byId("map-cell"), pointed);
     placeMark(byId("map-cut"), state.cell);
     markLabels("map-queries", asked, pointed && pointed.query);
@@ -822,7 +730,8 @@
     map.addEventListener("click", (event) => chooseCell(cellAt(event)));
     map.addEventListener("keydown", (event) => {
       const moves = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
-      if (event.ctrlKey || event.metaKey || event.altKey || !(event.key in moves || event.key === "Enter")) return;
+      if (event.ctrlKey || event.metaKey || event.altKey || !(event.key in moves || event.key === "Enter"))
+        return;
       event.preventDefault();
       event.stopPropagation();
       if (event.key === "Enter") return chooseCell(cursor);
@@ -832,7 +741,11 @@
       cursor = { query, key: clamp(start.key + right, 0, query) };
       renderMapMarks(cursor);
       const frame = map.getBoundingClientRect();
-      showTip(tipFor([cursor.query], cursor.key), frame.left + (cursor.key + 1) * cellSize, frame.top + (cursor.query + 1) * cellSize);
+      showTip(
+        tipFor([cursor.query], cursor.key),
+        frame.left + (cursor.key + 1) * cellSize,
+        frame.top + (cursor.query + 1) * cellSize,
+      );
     });
     map.addEventListener("blur", () => {
       cursor = null;
@@ -862,27 +775,28 @@
   function renderCut() {
     const panel = byId("cut");
     const rows = cutRows(...scopeOf(state.layer, state.head));
-    const parts = [element("h3", {}, say("cutTitle"))];
-    if (!(text().cuts || []).length) parts.push(element("p", { class: "hint" }, say("cutNone")));
+    const parts = [element("h3", say("cutTitle"))];
+    if (!(text().cuts || []).length) parts.push(element("p.hint", say("cutNone")));
     else if (state.cell) parts.push(...cutResult(rows));
-    else parts.push(element("p", { class: "hint" }, say("cutHow")), ...strongestCuts(rows));
+    else parts.push(element("p.hint", say("cutHow")), ...strongestCuts(rows));
     panel.replaceChildren(...parts);
   }
 
   function cutResult(rows) {
     const { query, key } = state.cell;
-    const title = element("p", { class: "cut-edge" }, sentence("cutEdge", { query: named(query), key: named(key) }));
+    const title = element("p.cut-edge", sentence("cutEdge", { query: named(query), key: named(key) }));
     const cut = findCut(rows, state.cell);
-    const body = cut
-      ? [cutTruth(cut, query), cutTable(cut, query)]
-      : [element("p", { class: "hint" }, say("cutMissing"))];
-    return [title, ...body, cutScopes(), element("p", { class: "hint" }, say("cutFinal"))];
+    const body = cut ? [cutTruth(cut, query), cutTable(cut, query)] : [element("p.hint", say("cutMissing"))];
+    return [title, ...body, cutScopes(), element("p.hint", say("cutFinal"))];
   }
 
   function cutTruth(cut, query) {
-    if (cut[2] === null) return element("p", { class: "hint" }, say("cutNoTruth"));
-    const next = query + 1 < size() ? named(query + 1) : element("span", { class: "zi" }, words().end);
-    return element("p", {}, sentence("cutTruth", { next, factor: element("b", {}, percent(Math.exp(cut[2] / 1000))) }));
+    if (cut[2] === null) return element("p.hint", say("cutNoTruth"));
+    const next = query + 1 < size() ? named(query + 1) : element("span.zi", words().end);
+    return element(
+      "p",
+      sentence("cutTruth", { next, factor: element("b", percent(Math.exp(cut[2] / 1000))) }),
+    );
   }
 
   /** The likeliest characters before and after, side by side. */
@@ -891,47 +805,91 @@
     const before = ((text().predictions || [])[query] || []).slice(0, after.length);
     const next = nextCharacter(query) === null ? "\n" : nextCharacter(query);
     const column = (title, row) =>
-      element("div", {}, element("h4", {}, title), element("ol", { class: "guesses" }, row.map(([character, probability]) => guess(character, probability, character === next))));
-    return element("div", { class: "cut-table" }, column(say("cutBefore"), before), column(say("cutAfter"), after));
+      element(
+        "div",
+        element("h4", title),
+        element(
+          "ol.guesses",
+          row.map(([character, probability]) => guess(character, probability, character === next)),
+        ),
+      );
+    return element("div.cut-table", column(say("cutBefore"), before), column(say("cutAfter"), after));
   }
 
   /** The same edge cut in one head, in its layer, everywhere. */
   function cutScopes() {
     const scopes = [["cutAll", null, null]];
     if (state.layer !== MEAN) scopes.unshift(["cutLayer", state.layer + 1, null]);
-    if (state.layer !== MEAN && state.head !== MEAN) scopes.unshift(["cutHead", state.layer + 1, state.head + 1]);
+    if (state.layer !== MEAN && state.head !== MEAN)
+      scopes.unshift(["cutHead", state.layer + 1, state.head + 1]);
     const rows = scopes.map(([label, layer, head]) => {
       const cut = findCut(cutRows(layer, head), state.cell);
       const delta = cut && cut[2] !== null ? brief(cut[2] / 1000, 3) : "—";
-      return element("tr", {}, element("th", { scope: "row" }, say(label)), element("td", { class: "number" }, delta));
+      return element("tr", element("th", { scope: "row" }, say(label)), element("td.number", delta));
     });
     return element(
-      "table",
-      { class: "scopes" },
-      element("thead", {}, element("tr", {}, element("th", { scope: "col" }, say("cutScope")), element("th", { scope: "col" }, say("cutDelta")))),
-      element("tbody", {}, rows),
+      "table.scopes",
+      element(
+        "thead",
+        element(
+          "tr",
+          element("th", { scope: "col" }, say("cutScope")),
+          element("th", { scope: "col" }, say("cutDelta")),
+        ),
+      ),
+      element("tbody", rows),
     );
   }
 
   function strongestCuts(rows) {
-    const strongest = rows.filter((row) => row[2] !== null).sort((one, other) => one[2] - other[2]).slice(0, 5);
+    const strongest = rows
+      .filter((row) => row[2] !== null)
+      .sort((one, other) => one[2] - other[2])
+      .slice(0, 5);
     if (!strongest.length) return [];
     const items = strongest.map((row) =>
-      element("li", {}, element("button", { type: "button", class: "edge", onclick: () => chooseCell({ query: row[0], key: row[1] }) }, named(row[0]), " → ", named(row[1]), element("span", { class: "number" }, brief(row[2] / 1000, 3)))));
-    return [element("h4", {}, say("cutBest"), " ", element("small", {}, `(${say("cutDelta")})`)), element("ul", { class: "edges" }, items)];
+      element(
+        "li",
+        element(
+          "button",
+          { type: "button", class: "edge", onclick: () => chooseCell({ query: row[0], key: row[1] }) },
+          named(row[0]),
+          " → ",
+          named(row[1]),
+          element("span.number", brief(row[2] / 1000, 3)),
+        ),
+      ),
+    );
+    return [
+      element("h4", say("cutBest"), " ", element("small", `(${say("cutDelta")})`)),
+      element("ul.edges", items),
+    ];
   }
 
   // ------------------------------------------------------------------ the tooltip
 
   function tipFor(asked, key) {
-    if (asked.every((query) => key > query)) return [element("p", {}, namedAll(asked), " → ", named(key)), element("p", { class: "hint" }, say("notRead"))];
+    if (asked.every((query) => key > query))
+      return [element("p", namedAll(asked), " → ", named(key)), element("p.hint", say("notRead"))];
     const values = share(asked, key);
     const row = (label, value, isStrong) =>
-      element("tr", {}, element("th", { scope: "row" }, label), element("td", { class: isStrong ? "number strong" : "number" }, value));
+      element(
+        "tr",
+        element("th", { scope: "row" }, label),
+        element("td", { class: isStrong ? "number strong" : "number" }, value),
+      );
     return [
-      element("p", {}, namedAll(asked), " → ", named(key)),
-      element("table", {}, element("tbody", {}, row(say("weight"), exact(values.weight), true), row(say("uniform"), exact(values.uniform)), row(say("untrained"), exact(values.untrained)))),
-      element("p", { class: "hint" }, say("times", { n: brief(values.weight / values.uniform, 1) })),
+      element("p", namedAll(asked), " → ", named(key)),
+      element(
+        "table",
+        element(
+          "tbody",
+          row(say("weight"), exact(values.weight), true),
+          row(say("uniform"), exact(values.uniform)),
+          row(say("untrained"), exact(values.untrained)),
+        ),
+      ),
+      element("p.hint", say("times", { n: brief(values.weight / values.uniform, 1) })),
     ];
   }
 
@@ -959,8 +917,21 @@
     const list = byId("texts");
     list.setAttribute("aria-label", say("texts"));
     list.hidden = TEXTS.length < 2;
-    list.replaceChildren(...TEXTS.map((each, index) =>
-      element("button", { type: "button", role: "radio", class: "text", "data-text": index, "aria-checked": String(index === state.text), onclick: () => chooseText(index) }, opening(each.tokens))));
+    list.replaceChildren(
+      ...TEXTS.map((each, index) =>
+        element(
+          "button",
+          {
+            type: "button",
+            class: "text",
+            "data-text": index,
+            "aria-pressed": String(index === state.text),
+            onclick: () => chooseText(index),
+          },
+          opening(each.tokens),
+        ),
+      ),
+    );
   }
 
   /** The first half line of a text, enough to know it by. */
@@ -989,24 +960,27 @@
 
   /** Where to begin: the pair that is asked about where it stands in the text, else the last word. */
   function firstQuery() {
-    const { query, key } = DATA.evidence || { query: "光", key: "月" };
+    const { query = "光", key = "月" } = DATA.evidence || {};
     const tokens = text().tokens;
-    const asked = tokens.findIndex((character, position) => character === query && tokens.indexOf(key) >= 0 && tokens.indexOf(key) < position);
+    const firstKey = tokens.findIndex((character) => key.includes(character));
+    const asked = tokens.findIndex(
+      (character, position) => firstKey >= 0 && firstKey < position && query.includes(character),
+    );
     if (asked >= 0) return [asked];
-    const spoken = tokens.map((_, position) => position).filter((position) => /[\p{L}\p{N}]/u.test(tokens[position]));
+    const spoken = tokens
+      .map((_, position) => position)
+      .filter((position) => /[\p{L}\p{N}]/u.test(tokens[position]));
     return [spoken.length ? spoken[spoken.length - 1] : tokens.length - 1];
   }
 
+  /** The head that the evidence chose, else the first one named after meaning, else the mean. */
   function firstHead() {
     const chosen = DATA.evidence && DATA.evidence.chosen;
-    if (chosen && chosen.layer <= N_LAYER && chosen.head <= N_HEAD) return [chosen.layer - 1, chosen.head - 1];
-    for (let layer = 0; layer < N_LAYER; layer++) {
-      for (let head = 0; head < N_HEAD; head++) {
-        const entry = atlasEntry(layer, head);
-        if (entry && entry.key === "meaning") return [layer, head];
-      }
-    }
-    return [0, 0];
+    if (chosen && chosen.layer <= N_LAYER && chosen.head <= N_HEAD)
+      return [chosen.layer - 1, chosen.head - 1];
+    const kinds = (DATA.atlas || []).flat().map((entry) => entry.key);
+    const first = kinds.indexOf("meaning");
+    return first < 0 ? [MEAN, MEAN] : [Math.floor(first / N_HEAD), first % N_HEAD];
   }
 
   function renderTimeline() {
@@ -1014,10 +988,11 @@
     const slider = byId("step");
     slider.max = text().snapshots.length - 1;
     slider.value = state.snapshot;
-    slider.disabled = byId("play").disabled = text().snapshots.length < 2;
+    slider.hidden = byId("play").hidden = text().snapshots.length < 2;
     const label = [say("step", { step })];
-    if (typeof loss === "number") label.push(say("loss", { loss: exact(loss) }), say("guess", { n: Math.round(Math.exp(loss)) }));
-    byId("step-label").replaceChildren(...label.map((part) => element("span", {}, part)));
+    if (typeof loss === "number")
+      label.push(say("loss", { loss: exact(loss) }), say("guess", { n: Math.round(Math.exp(loss)) }));
+    byId("step-label").replaceChildren(...label.map((part) => element("span", part)));
     slider.setAttribute("aria-label", say("stepSlider"));
     slider.setAttribute("aria-valuetext", label.join(", "));
     const name = state.timer === null ? "play" : "pause";
@@ -1059,7 +1034,9 @@
 
   function lossRows() {
     if (DATA.loss && DATA.loss.length) return DATA.loss;
-    return text().snapshots.filter((saved) => typeof saved.val_loss === "number").map((saved) => [saved.step, null, saved.val_loss]);
+    return text()
+      .snapshots.filter((saved) => typeof saved.val_loss === "number")
+      .map((saved) => [saved.step, null, saved.val_loss]);
   }
 
   function buildChart() {
@@ -1067,7 +1044,7 @@
     const rows = lossRows();
     const values = rows.flatMap((row) => row.slice(1)).filter((value) => typeof value === "number");
     if (values.length < 2) {
-      holder.replaceChildren(element("p", { class: "hint" }, say("noLoss")));
+      holder.replaceChildren(element("p.hint", say("noLoss")));
       return;
     }
     const baselines = (DATA.run && DATA.run.baselines) || [];
@@ -1077,15 +1054,27 @@
     chart.width = Math.max(holder.clientWidth, 280);
     chart.x = (step) => chart.left + (step / last) * (chart.width - chart.left - chart.right);
     const low = bottom - 0.06 * (top - bottom || 1);
-    chart.y = (loss) => chart.top + ((top - loss) / (top - low || 1)) * (chart.height - chart.top - chart.bottom);
+    chart.y = (loss) =>
+      chart.top + ((top - loss) / (top - low || 1)) * (chart.height - chart.top - chart.bottom);
     const svg = drawing(
       "svg",
-      { width: chart.width, height: chart.height, viewBox: `0 0 ${chart.width} ${chart.height}`, role: "img", "aria-label": `${say("chartLoss")} / ${say("chartStep")}` },
+      {
+        width: chart.width,
+        height: chart.height,
+        viewBox: `0 0 ${chart.width} ${chart.height}`,
+        role: "img",
+        "aria-label": `${say("chartLoss")} / ${say("chartStep")}`,
+      },
       chartAxes(low, top, last),
       baselines.map(chartBaseline),
       chartLine(rows, 1, "curve train"),
       chartLine(rows, 2, "curve val"),
-      drawing("line", { id: "chart-mark", class: "chart-mark", y1: chart.top, y2: chart.height - chart.bottom }),
+      drawing("line", {
+        id: "chart-mark",
+        class: "chart-mark",
+        y1: chart.top,
+        y2: chart.height - chart.bottom,
+      }),
       chartDots(),
       chartEnds(rows),
     );
@@ -1096,49 +1085,105 @@
   function chartAxes(low, top, last) {
     const nodes = [];
     for (let loss = Math.ceil(low); loss <= top; loss++) {
-      nodes.push(drawing("line", { class: "grid", x1: chart.left, x2: chart.width - chart.right, y1: chart.y(loss), y2: chart.y(loss) }));
-      nodes.push(drawing("text", { class: "tick", x: chart.left - 8, y: chart.y(loss) + 4, "text-anchor": "end" }, String(loss)));
+      nodes.push(
+        drawing("line.grid", {
+          x1: chart.left,
+          x2: chart.width - chart.right,
+          y1: chart.y(loss),
+          y2: chart.y(loss),
+        }),
+      );
+      nodes.push(
+        drawing("text.tick", { x: chart.left - 8, y: chart.y(loss) + 4, "text-anchor": "end" }, String(loss)),
+      );
     }
-    const step = niceStep(last / (chart.width / 110));
+    const step = Math.max(1, niceStep(last / (chart.width / 110)));
     for (let at = 0; at <= last; at += step) {
-      nodes.push(drawing("text", { class: "tick", x: chart.x(at), y: chart.height - chart.bottom + 18, "text-anchor": "middle" }, String(at)));
+      nodes.push(
+        drawing(
+          "text.tick",
+          { x: chart.x(at), y: chart.height - chart.bottom + 18, "text-anchor": "middle" },
+          String(at),
+        ),
+      );
     }
-    nodes.push(drawing("text", { class: "tick", x: chart.width - chart.right, y: chart.height - 2, "text-anchor": "end" }, say("chartStep")));
+    nodes.push(
+      drawing(
+        "text.tick",
+        { x: chart.width - chart.right, y: chart.height - 2, "text-anchor": "end" },
+        say("chartStep"),
+      ),
+    );
     return nodes;
   }
 
+  /** The next number above `rough` that people like to count in: 1, 2 or 5 with zeros. */
   function niceStep(rough) {
-    const power = 10 ** Math.floor(Math.log10(Math.max(rough, 1)));
+    const power = 10 ** Math.floor(Math.log10(rough));
     return power * [1, 2, 5, 10].find((factor) => factor * power >= rough);
   }
 
   function chartBaseline(line) {
     const y = chart.y(line.loss);
     return [
-      drawing("line", { class: "baseline", x1: chart.left, x2: chart.width - chart.right, y1: y, y2: y }),
-      drawing("text", { class: "baseline-label", x: chart.width - chart.right - 12, y: y - 5, "text-anchor": "end" }, `${line[state.language] || line.zh || line.en} ${brief(line.loss)}`),
+      drawing("line.baseline", { x1: chart.left, x2: chart.width - chart.right, y1: y, y2: y }),
+      drawing(
+        "text.baseline-label",
+        { x: chart.width - chart.right - 12, y: y - 5, "text-anchor": "end" },
+        `${line[state.language] || line.zh || line.en} ${brief(line.loss)}`,
+      ),
     ];
   }
 
   function chartLine(rows, column, name) {
-    const points = rows.filter((row) => typeof row[column] === "number").map((row) => `${chart.x(row[0]).toFixed(1)},${chart.y(row[column]).toFixed(1)}`);
+    const points = rows
+      .filter((row) => typeof row[column] === "number")
+      .map((row) => `${chart.x(row[0]).toFixed(1)},${chart.y(row[column]).toFixed(1)}`);
     return points.length > 1 ? drawing("polyline", { class: name, points: points.join(" ") }) : null;
   }
 
   function chartDots() {
-    return text().snapshots.flatMap((saved, index) => typeof saved.val_loss !== "number" ? [] : [
-      drawing("circle", { class: "dot", "data-snapshot": index, cx: chart.x(saved.step), cy: chart.y(saved.val_loss), r: 4, onclick: () => chooseSnapshot(index) },
-        drawing("title", {}, `${say("step", { step: saved.step })} · ${say("loss", { loss: exact(saved.val_loss) })}`)),
-    ]);
+    return text().snapshots.flatMap((saved, index) =>
+      typeof saved.val_loss !== "number"
+        ? []
+        : [
+            drawing(
+              "circle.dot",
+              {
+                "data-snapshot": index,
+                cx: chart.x(saved.step),
+                cy: chart.y(saved.val_loss),
+                r: 4,
+                onclick: () => chooseSnapshot(index),
+              },
+              drawing(
+                "title",
+                `${say("step", { step: saved.step })} · ${say("loss", { loss: exact(saved.val_loss) })}`,
+              ),
+            ),
+          ],
+    );
   }
 
   /** Names at the curves' ends instead of a legend. */
   function chartEnds(rows) {
-    return [[1, "train", 16], [2, "val", -10]].map(([column, name, shift]) => {
+    return [
+      [1, "train", 16],
+      [2, "val", -10],
+    ].map(([column, name, shift]) => {
       const known = rows.filter((row) => typeof row[column] === "number");
       const end = known[known.length - 1];
       if (known.length < 2) return null;
-      return drawing("text", { class: `curve-label ${name}`, x: chart.x(end[0]) - 12, y: chart.y(end[column]) + shift, "text-anchor": "end" }, `${say(name)} ${brief(end[column])}`);
+      return drawing(
+        "text",
+        {
+          class: `curve-label ${name}`,
+          x: chart.x(end[0]) - 12,
+          y: chart.y(end[column]) + shift,
+          "text-anchor": "end",
+        },
+        `${say(name)} ${brief(end[column])}`,
+      );
     });
   }
 
@@ -1148,7 +1193,8 @@
     const x = chart.x(Math.min(snapshot().step, Math.max(...lossRows().map((row) => row[0]))));
     mark.setAttribute("x1", x);
     mark.setAttribute("x2", x);
-    for (const dot of byId("chart").querySelectorAll(".dot")) dot.classList.toggle("now", Number(dot.dataset.snapshot) === state.snapshot);
+    for (const dot of byId("chart").querySelectorAll(".dot"))
+      dot.classList.toggle("now", Number(dot.dataset.snapshot) === state.snapshot);
   }
 
   // ------------------------------------------------------------------ evidence
@@ -1156,165 +1202,241 @@
   function buildEvidence() {
     const evidence = DATA.evidence;
     if (!evidence) {
-      byId("evidence-body").replaceChildren(element("p", { class: "hint" }, say("noEvidence")), element("pre", {}, "python view.py OUT_DIR --query 光 --key 月 --evidence"));
+      byId("evidence-body").replaceChildren(
+        element("p.hint", say("noEvidence")),
+        element("pre", "python view.py OUT_DIR --query 光 --key 月 --evidence"),
+      );
       return;
     }
-    const pair = { query: evidence.query, key: evidence.key };
+    const pair = { query: evidence.query, key: shortened(evidence.key || "") };
+    const how = say("askHow", { ...pair, distance: evidence.min_distance || 2 });
+    const poems = evidence.poems ? between() + say("poems", evidence.poems) : "";
     byId("evidence-body").replaceChildren(
-      element("p", { class: "ask" }, say("ask", pair)),
-      element("p", { class: "hint" }, say("askHow", { ...pair, distance: evidence.min_distance || 2 }), evidence.poems ? between() + say("poems", evidence.poems) : ""),
-      liftTable(evidence.rows || [], pairCell),
-      element("p", { class: "hint" }, say("liftNote")),
+      element("p.ask", say("ask", pair)),
+      element("p.hint", how + poems),
+      liftTable(evidence.rows || [], { label: say("pair"), cell: pairCell }),
+      element("p.hint", say("liftNote")),
       ...everyHead(evidence, pair),
-      element("div", { class: "beside" }, cutCosts(evidence, pair), partners(evidence, pair)),
+      element("div.beside", cutCosts(evidence, pair), partners(evidence, pair)),
       ...method(evidence),
-    );
-  }
-
-  const ROLE_CLASSES = { asked: "asked", related: "related" };
-
-  const table = (head, rows) =>
-    element("div", { class: "table-scroll" }, element("table", { class: "forest" }, element("thead", {}, head), element("tbody", {}, rows)));
-
-  /** Rows with two lifts drawn on one logarithmic axis. */
-  function liftTable(rows, firstCell) {
-    const intervals = rows.flatMap((row) => [row.lift1, row.lift2]).filter(Boolean).flat();
-    const axis = logAxis(intervals);
-    const heading = (label, plot) => element("th", { scope: "col", class: plot ? "plot-cell" : null }, label, plot ? axis.head() : null);
-    const head = element("tr", {}, heading(say("pair")), heading(say("occasions")), heading(say("headColumn")), heading(say("meanWeight")), heading(say("lift1"), true), heading(say("lift2"), true), heading(say("topShare")));
-    return table(head, rows.map((row) => liftRow(row, firstCell(row), axis)));
-  }
-
-  function liftRow(row, first, axis) {
-    const kind = ROLE_CLASSES[row.role] || (row.chosen ? "asked" : "other");
-    const cell = (label, value) => element("td", { class: "number", "data-label": label }, value);
-    const lift = (label, interval) =>
-      row.too_small || !interval
-        ? element("td", { class: "plot-cell small-n", "data-label": label }, say("tooSmall"))
-        : element("td", { class: "plot-cell", "data-label": label }, axis.draw([{ interval, kind }]), element("span", { class: "number" }, `${brief(interval[0])} [${brief(interval[1])}, ${brief(interval[2])}]`));
-    return element(
-      "tr",
-      { class: kind },
-      first,
-      cell(say("occasions"), row.n === undefined ? "" : String(row.n)),
-      cell(say("headColumn"), row.layer ? `${row.layer}·${row.head}` : "—"),
-      cell(say("meanWeight"), exact(row.weight)),
-      lift(say("lift1"), row.lift1),
-      lift(say("lift2"), row.lift2),
-      cell(say("topShare"), typeof row.top_share === "number" ? `${Math.round(100 * row.top_share)}%` : "—"),
     );
   }
 
   /** A key may be any of many characters: a rhyme. */
   const shortened = (key) => (key.length > 3 ? `${key.slice(0, 3)}…` : key);
+  const range = ([value, low, high], digits) =>
+    `${brief(value, digits)} [${brief(low, digits)}, ${brief(high, digits)}]`;
 
-  const pairCell = (row) =>
-    element("th", { scope: "row" }, element("span", { class: "pair", title: row.key.length > 1 ? row.key : null }, `${row.query} → ${shortened(row.key)}`), element("span", { class: "tag" }, words().role[row.role] || row.role));
+  /**
+   * A table of figures and drawn intervals. A column: {label, cell(row) -> content, axis where it
+   * is drawn}. On a phone each row becomes a card, so every cell carries its column's name.
+   */
+  function forest(columns, rows, kindOf) {
+    const head = columns.map(({ label, axis }) =>
+      element("th", { scope: "col", class: axis ? "plot-cell" : "" }, label, axis ? axis.head() : null),
+    );
+    const line = (row) => {
+      const [first, ...others] = columns;
+      const cells = others.map(({ label, axis, cell }) =>
+        element(axis ? "td.plot-cell" : "td.number", { "data-label": label }, cell(row)),
+      );
+      return element("tr", { class: kindOf(row) }, element("th", { scope: "row" }, first.cell(row)), cells);
+    };
+    return element(
+      "div.table-scroll",
+      element("table.forest", element("thead", element("tr", head)), element("tbody", rows.map(line))),
+    );
+  }
+
+  /** A column that draws one interval a row, and another {name, kind} to compare it with. */
+  function drawn(label, axis, name, kindOf, digits = 2, compared = null) {
+    const cell = (row) => {
+      if (row.too_small || !row[name]) return element("span.small-n", say("tooSmall"));
+      const marks = [{ interval: row[name], kind: kindOf(row) }];
+      if (compared) marks.push({ interval: row[compared.name], kind: compared.kind });
+      return [axis.draw(marks), element("span.number", range(row[name], digits))];
+    };
+    return { label, axis, cell };
+  }
+
+  const countColumn = () => ({ label: say("occasions"), cell: (row) => String(row.n) });
+  const headColumn = () => ({
+    label: say("headColumn"),
+    cell: (row) => (row.layer ? `${row.layer}·${row.head}` : "—"),
+  });
+  const intervals = (rows, ...names) => rows.flatMap((row) => names.flatMap((name) => row[name] || []));
+
+  function liftTable(rows, firstColumn) {
+    const axis = logAxis(intervals(rows, "lift1", "lift2"));
+    const kindOf = (row) => {
+      if (row.role === "asked" || row.chosen) return "asked";
+      return row.role === "related" ? "related" : "other";
+    };
+    const columns = [
+      firstColumn,
+      countColumn(),
+      headColumn(),
+      { label: say("meanWeight"), cell: (row) => exact(row.weight) },
+      drawn(say("lift1"), axis, "lift1", kindOf, 2, { name: "mean_heads_lift1", kind: "mean" }),
+      drawn(say("lift2"), axis, "lift2", kindOf, 2, { name: "mean_heads_lift2", kind: "mean" }),
+      {
+        label: say("topShare"),
+        cell: (row) => (typeof row.top_share === "number" ? `${Math.round(100 * row.top_share)}%` : "—"),
+      },
+    ];
+    return forest(columns, rows, kindOf);
+  }
+
+  const pairCell = (row) => [
+    element("span.pair", { title: row.key }, `${row.query} → ${shortened(row.key)}`),
+    element("span.tag", words().role[row.role] || row.role),
+    row.own_head && row.role !== "asked" ? element("span.tag", say("ownHead")) : null,
+  ];
 
   function everyHead(evidence, pair) {
     if (!(evidence.heads || []).length) return [];
-    const first = (row) => {
+    const cell = (row) => {
       const entry = atlasEntry(row.layer - 1, row.head - 1);
-      return element("th", { scope: "row" }, say("headName", { layer: row.layer, head: row.head }), entry ? element("span", { class: "head-name" }, atlasName(entry)) : null, row.chosen ? element("span", { class: "tag" }, say("chosenHead")) : null);
+      return [
+        say("headName", row),
+        entry ? element("span.head-name", atlasName(entry)) : null,
+        row.chosen ? element("span.tag", say("chosenHead")) : null,
+      ];
     };
-    const n = ((evidence.rows || []).find((row) => row.role === "asked") || {}).n;
-    const rows = evidence.heads.map((row) => ({ n, ...row }));
-    return [element("details", {}, element("summary", {}, say("allHeads", pair)), liftTable(rows, first))];
+    const asked = (evidence.rows || []).find((row) => row.role === "asked") || { n: "" };
+    const rows = evidence.heads.map((row) => ({ n: asked.n, ...row }));
+    const table = liftTable(rows, { label: say("headColumn"), cell });
+    return [element("details", element("summary", say("allHeads", pair)), table)];
   }
 
   function cutCosts(evidence, pair) {
     const rows = evidence.cuts || [];
     if (!rows.length) return null;
-    const axis = linearAxis(rows.flatMap((row) => [row.cut, row.control]).filter(Boolean).flat());
-    const body = rows.map((row) =>
-      element(
-        "tr",
-        { class: "asked" },
-        element("th", { scope: "row" }, `${words().scopes[row.scope] || row.scope}${row.layer ? ` ${row.layer}${row.head ? `·${row.head}` : ""}` : ""}`),
-        element("td", { class: "number", "data-label": say("occasions") }, String(row.n)),
-        row.cut
-          ? element("td", { class: "plot-cell", "data-label": say("cutChange") }, axis.draw([{ interval: row.cut, kind: "asked" }, { interval: row.control, kind: "other" }]), element("span", { class: "number" }, `${brief(row.cut[0], 3)} [${brief(row.cut[1], 3)}, ${brief(row.cut[2], 3)}]`))
-          : element("td", { class: "plot-cell small-n", "data-label": say("cutChange") }, say("tooSmall")),
-        element("td", { class: "number", "data-label": say("difference") }, row.difference ? `${brief(row.difference[0], 3)} [${brief(row.difference[1], 3)}, ${brief(row.difference[2], 3)}]` : "—"),
-      ));
-    const head = [say("scope"), say("occasions"), null, say("difference")].map((label) =>
-      label === null ? element("th", { scope: "col", class: "plot-cell" }, say("cutChange"), axis.head()) : element("th", { scope: "col" }, label));
+    const axis = linearAxis(intervals(rows, "cut", "control"));
+    const asked = () => "asked";
+    const scope = (row) => {
+      const place = [row.layer, row.head].filter(Boolean).join("·");
+      return `${words().scopes[row.scope] || row.scope} ${place}`;
+    };
+    const columns = [
+      { label: say("scope"), cell: scope },
+      countColumn(),
+      drawn(say("cutChange"), axis, "cut", asked, 3, { name: "control", kind: "other" }),
+      { label: say("difference"), cell: (row) => (row.difference ? range(row.difference, 3) : "—") },
+    ];
     return element(
       "div",
-      {},
-      element("h3", {}, say("cutsTitle", pair)),
-      table(element("tr", {}, head), body),
-      element("p", { class: "hint" }, say("cutsNote")),
+      element("h3", say("cutsTitle", pair)),
+      forest(columns, rows, asked),
+      element("p.hint", say("cutsNote")),
     );
   }
 
   function partners(evidence, pair) {
     const rows = evidence.partners || [];
     if (!rows.length) return null;
-    const axis = logAxis(rows.map((row) => row.lift).filter(Boolean).flat());
-    const body = rows.map((row) =>
-      element(
-        "tr",
-        { class: row.key === pair.key ? "asked" : "related" },
-        element("th", { scope: "row" }, element("span", { class: "pair" }, row.key)),
-        element("td", { class: "number", "data-label": say("occasions") }, String(row.n)),
-        element("td", { class: "number", "data-label": say("headColumn") }, row.layer ? `${row.layer}·${row.head}` : "—"),
-        row.lift
-          ? element("td", { class: "plot-cell", "data-label": say("lift") }, axis.draw([{ interval: row.lift, kind: row.key === pair.key ? "asked" : "related" }]), element("span", { class: "number" }, `${brief(row.lift[0])} [${brief(row.lift[1])}, ${brief(row.lift[2])}]`))
-          : element("td", { class: "plot-cell small-n", "data-label": say("lift") }, say("tooSmall")),
-      ));
-    const head = element("tr", {}, element("th", { scope: "col" }, say("partner")), element("th", { scope: "col" }, say("occasions")), element("th", { scope: "col" }, say("headColumn")), element("th", { scope: "col", class: "plot-cell" }, say("lift"), axis.head()));
-    return element("div", {}, element("h3", {}, say("partnersTitle", pair)), table(head, body));
+    const axis = logAxis(intervals(rows, "lift"));
+    const kindOf = (row) => (row.key === pair.key ? "asked" : "related");
+    const columns = [
+      { label: say("partner"), cell: (row) => element("span.pair", row.key) },
+      countColumn(),
+      headColumn(),
+      drawn(say("lift"), axis, "lift", kindOf),
+    ];
+    return element("div", element("h3", say("partnersTitle", pair)), forest(columns, rows, kindOf));
   }
 
   function method(evidence) {
     const notes = (evidence.notes || {})[state.language] || [];
     if (!notes.length) return [];
-    return [element("details", {}, element("summary", {}, say("method")), element("ul", { class: "hint" }, notes.map((note) => element("li", {}, note))))];
+    const list = element(
+      "ul.hint",
+      notes.map((note) => element("li", note)),
+    );
+    return [element("details", element("summary", say("method")), list)];
   }
 
   const PLOT = { width: 190, height: 22, margin: 8 };
 
+  /** Whole powers of two around the values: 2 times more lies as far from 1 as 2 times less. */
   function logAxis(values) {
-    const positive = values.filter((value) => value > 0);
-    const low = 2 ** Math.floor(Math.log2(Math.min(0.5, ...positive.map((value) => Math.max(value, 1 / 16)))));
-    const high = 2 ** Math.ceil(Math.log2(Math.max(2, ...positive)));
-    const place = (value) => Math.log2(clamp(value, low, high) / low) / Math.log2(high / low);
-    const ticks = [1 / 16, 1 / 8, 1 / 4, 1 / 2, 1, 2, 4, 8, 16, 32, 64].filter((tick) => tick >= low * 0.99 && tick <= high * 1.01);
-    const name = (tick) => (tick < 1 ? `1/${1 / tick}` : String(tick));
-    return plotAxis(place, ticks, name, 1);
+    const exponents = values.filter((value) => value > 0).map(Math.log2);
+    const low = clamp(Math.floor(Math.min(-1, ...exponents)), -4, -1);
+    const high = clamp(Math.ceil(Math.max(1, ...exponents)), 1, 7);
+    const place = (value) => (clamp(Math.log2(Math.max(value, 1e-9)), low, high) - low) / (high - low);
+    const ticks = Array.from({ length: high - low + 1 }, (_, index) => 2 ** (low + index));
+    return plotAxis(place, ticks, (tick) => (tick < 1 ? `1/${1 / tick}` : String(tick)), 1);
   }
 
   function linearAxis(values) {
     const low = Math.min(0, ...values);
     const high = Math.max(0, ...values);
     const span = high - low || 1;
-    const step = niceFraction(span / 3);
-    const ticks = [];
-    for (let index = Math.ceil(low / step); index * step <= high; index++) ticks.push(index * step);
-    return plotAxis((value) => (value - low) / span, ticks, (tick) => brief(tick, step < 0.1 ? 2 : 1).replace(/^−?0\.0+$/, "0"), 0);
+    const step = niceStep(span / 3);
+    const first = Math.ceil(low / step);
+    const ticks = Array.from(
+      { length: Math.floor(high / step) - first + 1 },
+      (_, index) => (first + index) * step,
+    );
+    const digits = Math.max(0, Math.ceil(-Math.log10(step)));
+    return plotAxis(
+      (value) => (value - low) / span,
+      ticks,
+      (tick) => (tick ? brief(tick, digits) : "0"),
+      0,
+    );
   }
 
-  function niceFraction(rough) {
-    const power = 10 ** Math.floor(Math.log10(rough));
-    return power * [1, 2, 5, 10].find((factor) => factor * power >= rough);
-  }
-
-  /** Dots with intervals on a shared axis; `none` is the value that means no effect. */
+  /** Intervals drawn on an axis that the rows of a table share; `none` is the value of no effect. */
   function plotAxis(place, ticks, name, none) {
-    const x = (value) => (PLOT.margin + place(value) * (PLOT.width - 2 * PLOT.margin)).toFixed(1);
-    const svg = (height, ...children) => drawing("svg", { class: "plot", width: PLOT.width, height, viewBox: `0 0 ${PLOT.width} ${height}`, "aria-hidden": "true" }, ...children);
-    const rules = (height) => ticks.map((tick) => drawing("line", { class: tick === none ? "rule none" : "rule", x1: x(tick), x2: x(tick), y1: 0, y2: height }));
-    const mark = ({ interval, kind }, index, all) => {
-      const y = (PLOT.height * (index + 1)) / (all.length + 1);
-      return drawing("g", { class: kind },
-        drawing("line", { class: "whisker", x1: x(interval[1]), x2: x(interval[2]), y1: y, y2: y }),
-        drawing("circle", { class: "estimate", cx: x(interval[0]), cy: y, r: all.length > 1 ? 3.2 : 4 }));
-    };
+    const x = (value) => PLOT.margin + place(value) * (PLOT.width - 2 * PLOT.margin);
+    const label = (kind, tick, y) =>
+      drawing(`text.${kind}`, { x: x(tick), y, "text-anchor": "middle" }, name(tick));
+    const rule = (tick) => upright(tick === none ? "line.rule.none" : "line.rule", x(tick), 0, PLOT.height);
     return {
-      head: () => svg(16, ticks.map((tick) => drawing("text", { class: "tick", x: x(tick), y: 12, "text-anchor": "middle" }, name(tick)))),
-      draw: (marks) => svg(PLOT.height, rules(PLOT.height), drawing("text", { class: "tick none-label", x: x(none), y: PLOT.height + 10, "text-anchor": "middle" }, String(none)), marks.filter((each) => each.interval).map(mark)),
+      head: () =>
+        plot(
+          16,
+          ticks.map((tick) => label("tick", tick, 12)),
+        ),
+      draw: (marks) =>
+        plot(
+          PLOT.height,
+          ticks.map(rule),
+          label("tick.none-label", none, PLOT.height + 10),
+          drawMarks(
+            marks.filter(({ interval }) => interval),
+            x,
+          ),
+        ),
     };
+  }
+
+  const upright = (kind, x, y1, y2) => drawing(kind, { x1: x, x2: x, y1, y2 });
+
+  const plot = (height, ...children) =>
+    drawing(
+      "svg.plot",
+      { width: PLOT.width, height, viewBox: `0 0 ${PLOT.width} ${height}`, "aria-hidden": "true" },
+      children,
+    );
+
+  /** Several intervals lie below each other; a mean's tick needs no line of its own. */
+  function drawMarks(marks, x) {
+    const lines = marks.filter(({ kind }) => kind !== "mean");
+    return marks.map((mark) => drawMark(mark, x, (lines.indexOf(mark) + 1) / (lines.length + 1)));
+  }
+
+  /** A dot with its interval at a height between 0 and 1; of a mean only a tick in the middle. */
+  function drawMark({ interval, kind }, x, height) {
+    const [value, low, high] = interval.map(x);
+    if (kind === "mean") return upright("line.mean", value, PLOT.height * 0.25, PLOT.height * 0.75);
+    const y = PLOT.height * height;
+    return drawing(
+      `g.${kind}`,
+      drawing("line.whisker", { x1: low, x2: high, y1: y, y2: y }),
+      drawing("circle.estimate", { cx: value, cy: y, r: 3.5 }),
+    );
   }
 
   // ------------------------------------------------------------------ footer, language, theme
@@ -1322,10 +1444,20 @@
   function buildFooter() {
     const run = DATA.run || {};
     const parts = [];
-    if (typeof run.step === "number" && typeof run.val_loss === "number") parts.push(element("p", {}, say("finalModel", { step: run.step, loss: exact(run.val_loss) })));
+    if (typeof run.step === "number" && typeof run.val_loss === "number")
+      parts.push(element("p", say("finalModel", { step: run.step, loss: exact(run.val_loss) })));
     const entries = Object.entries(run.config || {});
     if (entries.length) {
-      parts.push(element("details", {}, element("summary", {}, say("config")), element("dl", {}, entries.map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, String(value)))))));
+      parts.push(
+        element(
+          "details",
+          element("summary", say("config")),
+          element(
+            "dl",
+            entries.map(([name, value]) => element("div", element("dt", name), element("dd", String(value)))),
+          ),
+        ),
+      );
     }
     byId("footer").replaceChildren(...parts);
   }
@@ -1336,11 +1468,13 @@
       context.fillStyle = css(TABLES[state.theme][x]);
       context.fillRect(x, 0, 1, 1);
     }
-    byId("ramp-ticks").replaceChildren(...TICKS.map((tick) => {
-      const label = element("span", {}, String(tick));
-      label.style.left = `${100 * onScale(tick)}%`;
-      return label;
-    }));
+    byId("ramp-ticks").replaceChildren(
+      ...TICKS.map((tick) => {
+        const label = element("span", String(tick));
+        label.style.left = `${100 * onScale(tick)}%`;
+        return label;
+      }),
+    );
   }
 
   function setLanguage(language) {
@@ -1365,21 +1499,21 @@
       if (event.key === "Escape") unlock();
       else if (digit) chooseByDigit(Number(digit[1]), event.shiftKey);
       else if (event.target.matches("input[type=range]")) return;
-      else if (event.key === "ArrowLeft" || event.key === "ArrowRight") moveQuery(event.key === "ArrowLeft" ? -1 : 1, event);
-      else if ((event.key === "ArrowUp" || event.key === "ArrowDown") && byId("strip").contains(event.target)) moveLine(event.key === "ArrowUp" ? -1 : 1, event);
+      else if (event.key === "ArrowLeft" || event.key === "ArrowRight")
+        moveQuery(event.key === "ArrowLeft" ? -1 : 1, event);
+      else if ((event.key === "ArrowUp" || event.key === "ArrowDown") && byId("strip").contains(event.target))
+        moveLine(event.key === "ArrowUp" ? -1 : 1, event);
       else if (event.key === " " && !event.target.matches("button, input, summary, a")) {
         event.preventDefault();
         play();
-      } else if (event.key === "Enter" && event.target.matches(".character")) toggleQuery(Number(event.target.dataset.position), event.shiftKey);
+      } else if (event.key === "Enter" && event.target.matches(".character"))
+        toggleQuery(Number(event.target.dataset.position), event.shiftKey);
     });
   }
 
   function unlock() {
     state.locked = [];
-    state.hovered = null;
-    state.cell = null;
-    hideTip();
-    renderQuery();
+    queriesChanged();
   }
 
   function chooseByDigit(digit, isLayer) {
@@ -1392,10 +1526,9 @@
   function lockOnly(position, event) {
     event.preventDefault();
     state.locked = [clamp(position, 0, size() - 1)];
-    state.hovered = null;
-    hideTip();
-    renderQuery();
-    if (byId("strip").contains(document.activeElement)) byId("strip").querySelector(`[data-position="${state.locked[0]}"]`).focus();
+    queriesChanged();
+    if (byId("strip").contains(document.activeElement))
+      byId("strip").querySelector(`[data-position="${state.locked[0]}"]`).focus();
   }
 
   function moveQuery(by, event) {
