@@ -236,6 +236,7 @@ def made_up_evidence() -> dict:
                 ("灯", 88, 2.9),
                 ("日", 240, 2.6),
                 ("霜", 61, 1.9),
+                *((character, 30, 1.5) for character in "阴辉影烛星火明"),
             )
         ],
         "notes": {"zh": ["标点和开头不算。"], "en": ["Punctuation and the start don't count."]},

@@ -252,9 +252,13 @@ def test_hide_first_hides_it_and_changes_no_other_number(open_page):
         "document.getElementById('map-canvas').getContext('2d').getImageData(3, 3, 1, 1).data[3]"
     )
     assert page.evaluate(corner) == 0
+    small = (
+        "document.querySelector('.head canvas').getContext('2d').getImageData(0, 9, 1, 1).data[3]"
+    )
+    assert page.evaluate(small) == 0
     page.locator("#hide-first").uncheck()
     assert shown(page) == expected(FINAL[MEANING], LIGHT)
-    assert page.evaluate(corner) == 255
+    assert page.evaluate(corner) == page.evaluate(small) == 255
 
 
 def test_map_shows_the_cell_under_the_pointer(open_page):
@@ -452,6 +456,9 @@ def test_evidence_shows_its_figures(open_page):
     page.locator("summary").first.click()
     expect(page.locator("details[open] tbody tr")).to_have_count(12)
     expect(page.locator(".beside")).to_contain_text("−0.124 [−0.193, −0.055]")
+    assert page.locator(".beside tbody tr:visible").count() == 3 + 10  # cuts, the best partners
+    page.locator(".beside summary").click()
+    assert page.locator(".beside tbody tr:visible").count() == 3 + 11
 
 
 def test_a_great_page_stays_usable(open_page):

@@ -1343,7 +1343,20 @@
       headColumn(),
       drawn(say("lift"), axis, "lift", kindOf),
     ];
-    return element("div", element("h3", say("partnersTitle", pair)), forest(columns, rows, kindOf));
+    const FEW = 10;
+    const others = rows.slice(FEW);
+    const more = () =>
+      element(
+        "details",
+        element("summary", say("more", { n: others.length })),
+        forest(columns, others, kindOf),
+      );
+    return element(
+      "div",
+      element("h3", say("partnersTitle", pair)),
+      forest(columns, rows.slice(0, FEW), kindOf),
+      others.length ? more() : null,
+    );
   }
 
   function method(evidence) {
@@ -1361,11 +1374,13 @@
   /** Whole powers of two around the values: 2 times more lies as far from 1 as 2 times less. */
   function logAxis(values) {
     const exponents = values.filter((value) => value > 0).map(Math.log2);
-    const low = clamp(Math.floor(Math.min(-1, ...exponents)), -4, -1);
+    const low = clamp(Math.floor(Math.min(-1, ...exponents)), -3, -1);
     const high = clamp(Math.ceil(Math.max(1, ...exponents)), 1, 7);
     const place = (value) => (clamp(Math.log2(Math.max(value, 1e-9)), low, high) - low) / (high - low);
     const ticks = Array.from({ length: high - low + 1 }, (_, index) => 2 ** (low + index));
-    return plotAxis(place, ticks, (tick) => (tick < 1 ? `1/${1 / tick}` : String(tick)), 1);
+    const isNamed = (tick) => ticks.length < 7 || Math.log2(tick) % 2 === 0;
+    const name = (tick) => (tick < 1 ? `1/${1 / tick}` : String(tick));
+    return plotAxis(place, ticks, (tick) => (isNamed(tick) ? name(tick) : ""), 1);
   }
 
   function linearAxis(values) {
