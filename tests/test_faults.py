@@ -15,6 +15,7 @@ from benchmarks.faults import kill_and_resume
 from data.batches import Batches
 from model import checkpoint as checkpoint_module
 from model.checkpoint import load_checkpoint
+from model.optim import AdamW
 from run_folder import RunFolder
 from tests.conftest import Outcome, finish, metrics, run_script, start_script
 
@@ -291,7 +292,7 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_checkpoint(
 def test_spoilt_weights_are_not_saved_on_the_way_out(run, monkeypatch):
     """Ctrl-C right after a step that spoilt the weights: the good checkpoint stays."""
     before = contents(run)["ckpt.pt"]
-    shuffled, step_of = Batches.shuffled, torch.optim.AdamW.step
+    shuffled, step_of = Batches.shuffled, AdamW.step
 
     def interrupted(self, seed, step):
         signal.raise_signal(signal.SIGINT)
@@ -303,7 +304,7 @@ def test_spoilt_weights_are_not_saved_on_the_way_out(run, monkeypatch):
             self.param_groups[0]["params"][0].fill_(float("nan"))
 
     monkeypatch.setattr(Batches, "shuffled", interrupted)
-    monkeypatch.setattr(torch.optim.AdamW, "step", spoil)
+    monkeypatch.setattr(AdamW, "step", spoil)
     outcome = run_script("train.py", "--resume", f"--out_dir={run}", "--max_iters=30")
     assert refused(outcome, "is not finite at step 21")
     assert contents(run)["ckpt.pt"] == before
