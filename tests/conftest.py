@@ -37,6 +37,10 @@ TINY = {  # a training of less than a second
 }
 
 torch.set_num_threads(1)
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    # A shell script that starts the tests in the background has Ctrl-C ignored, and a process hands
+    # that down to the scripts whose answer to Ctrl-C is tested.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @dataclass(frozen=True)
