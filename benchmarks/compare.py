@@ -37,7 +37,7 @@ def main(argv: list[str]) -> None:
         rows += throughput(rounds=1, steps=20)
         rows += quality(seeds=1, reference_steps=80, default={"max_iters": 40})
     else:
-        rows += throughput(rounds=5, steps=60)
+        rows += throughput(rounds=4, steps=40)
         rows += quality(args.seeds, reference_steps=2000, default={})
     text = (
         f"{' '.join(__doc__.split(chr(10), 2)[2].split())} Seeds: {1 if args.quick else args.seeds}."
@@ -98,7 +98,7 @@ def shape_and_length() -> tuple[GPTConfig, float]:
     """The shape for peers, and the mean length of the text that a training character stands in."""
     corpus = Corpus(read_documents(POEMS))
     config = GPTConfig(len(corpus.vocabulary), **SIZES)
-    batches = Batches(corpus.train, corpus.vocabulary, config.block_size, 1536)
+    batches = Batches(corpus.train, corpus.vocabulary, config.block_size, 2304)
     counts = [
         (int((y != IGNORE).sum()), y.size(1))
         for _, y in map(batches.__getitem__, range(len(batches)))
@@ -116,7 +116,7 @@ def quality(seeds: int, reference_steps: int, default: dict[str, int]) -> Rows:
     for seed in range(1, seeds + 1):
         say(f"seed {seed} of {seeds}: the reference ...")
         settings = {"max_iters": reference_steps, "seed": seed}
-        settings["eval_interval"] = reference_steps // (8 if seed == 1 else 2)
+        settings["eval_interval"] = reference_steps // (5 if seed == 1 else 1)
         peers.append(reference(OUT / f"reference_{seed}", **settings)[0])
         seconds = mean(log.total_s for log in peers)
         for share, logs in ((1, equal), (10, tenth)):

@@ -18,7 +18,7 @@ SIZES = {
     "vocab_size": (1000, 6301, 12_000, 24_000),
     "block_size": (32, 64, 128, 256, 512, 1024),
 }
-BATCH = 1536  # characters in a step; one text where it is longer
+BATCH = 2304  # characters in a step; one text where it is longer
 
 
 def main(argv: list[str]) -> None:

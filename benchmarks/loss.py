@@ -18,7 +18,7 @@ from command_line import Parser, UsageError
 from model.loss import linear_cross_entropy
 from model.machine import keep_freed_memory
 
-N, C, V = 1536, 128, 6301  # characters, channels, vocabulary of the default training
+N, C, V = 2304, 128, 6301  # characters, channels, vocabulary of the default training
 
 
 def plain(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--quick", action="store_true", help="fewer steps; keep nothing")
     parser.add_argument("--n_layer", type=int, default=GPTConfig.n_layer)
     parser.add_argument("--n_embd", type=int, default=GPTConfig.n_embd)
-    parser.add_argument("--batch_size", type=int, default=1536, help="characters in a step")
+    parser.add_argument("--batch_size", type=int, default=2304, help="characters in a step")
     parser.add_argument("--dtype", default="auto", help="float32, bfloat16 or auto")
     args = parser.parse_args(argv)
     keep_freed_memory()
