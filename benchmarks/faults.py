@@ -113,9 +113,19 @@ def read_log(out_dir: Path) -> list[dict]:
         raise LossError(f"metrics.jsonl has a broken line: {error}") from None
 
 
-def check(out_dir: Path) -> tuple[int, str]:
+def dated(out_dir: Path, pattern: str) -> set[tuple[Path, int]]:
+    """The files that fit `pattern`, each with the time of its last change."""
+    found = set()
+    for path in out_dir.glob(pattern):
+        with contextlib.suppress(FileNotFoundError):  # renamed just now
+            found.add((path, path.stat().st_mtime_ns))
+    return found
+
+
+def check(out_dir: Path, before: set[tuple[Path, int]]) -> tuple[int, str]:
     """Read all that a killed training left; returns the step of its checkpoint (-1: none yet) and
-    the moment at which it was hit. Raises LossError or what the readers raise."""
+    the moment at which it was hit, judged by the files that were not there `before` it started.
+    Raises LossError or what the readers raise."""
     checkpoint = out_dir / "ckpt.pt"
     step = load_checkpoint(checkpoint)["step"] if checkpoint.exists() else -1
     steps = [line["step"] for line in read_log(out_dir)]
@@ -128,9 +138,10 @@ def check(out_dir: Path) -> tuple[int, str]:
         for probe in range(len(PROBES)):
             if not map_path(out_dir, probe, saved).exists():
                 raise LossError(f"the map of probe {probe} at step {saved} is lost")
-    maps = sorted(out_dir.glob("attention/*/*.npz"))
-    newest = max((load_map(path).step for path in maps), default=-1)
-    unfinished = [path.name for path in out_dir.rglob("*.tmp")]
+    steps_of_maps = {path: load_map(path).step for path in out_dir.glob("attention/*/*.npz")}
+    new = [path for path, _ in dated(out_dir, "**/*") - before]
+    newest = max((steps_of_maps[path] for path in new if path in steps_of_maps), default=-1)
+    unfinished = [path.name for path in new if path.suffix == ".tmp"]
     if "ckpt.pt.tmp" in unfinished:
         moment = "writing the checkpoint"
     elif unfinished:
@@ -186,16 +197,8 @@ def compare(out_dir: Path, reference: Path) -> None:
 
 def wait_for_writing(process: multiprocessing.Process, out_dir: Path, pattern: str) -> None:
     """Wait until the training writes a file whose temporary name fits `pattern`, or ends."""
-
-    def written() -> set[tuple[Path, int]]:
-        found = set()
-        for path in out_dir.glob(pattern):
-            with contextlib.suppress(FileNotFoundError):  # renamed just now
-                found.add((path, path.stat().st_mtime_ns))
-        return found
-
-    left = written()  # what an earlier kill left half-written says nothing about this process
-    while process.is_alive() and written() <= left:
+    left = dated(out_dir, pattern)  # by an earlier kill: it says nothing about this process
+    while process.is_alive() and dated(out_dir, pattern) <= left:
         time.sleep(0.0002)
 
 
@@ -219,6 +222,7 @@ def kill_and_resume(folder: Path, kills: int, seed: int = 0, progress=None) -> T
         tally.rounds += 1
         out_dir, reached = folder / f"round_{tally.rounds}", -1
         while True:
+            before = dated(out_dir, "**/*")
             process = trainer.start(out_dir)
             if tally.kills < kills:
                 process.join(chance.uniform(0, 0.7 * duration))
@@ -231,7 +235,7 @@ def kill_and_resume(folder: Path, kills: int, seed: int = 0, progress=None) -> T
             if process.exitcode > 0:
                 raise LossError(f"a resumed training ended with exit code {process.exitcode}")
             tally.kills += 1
-            step, moment = check(out_dir)
+            step, moment = check(out_dir, before)
             if step < reached:
                 raise LossError(f"the checkpoint fell back from step {reached} to {step}")
             reached = step
