@@ -8,7 +8,8 @@ from benchmarks.runs import Log
 
 
 def plot(path: Path, reference: list[Log], ours: list[Log]) -> None:
-    """Write a PNG with one line a training; needs matplotlib."""
+    """Write a PNG; needs matplotlib. The first training of each kind is a line, of the others, which
+    were judged at their end alone, that point is drawn."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -19,8 +20,9 @@ def plot(path: Path, reference: list[Log], ours: list[Log]) -> None:
         (reference, "0.55", "reference recipe, GPT-2 of transformers"),
         (ours, "#b03a2e", "python train.py"),
     ):
-        for i, log in enumerate(logs):
-            axes.plot(log.seconds, log.losses, ".-", color=color, label=None if i else label)
+        axes.plot(logs[0].seconds, logs[0].losses, ".-", color=color, label=label)
+        ends = [log.total_s for log in logs[1:]], [log.losses[-1] for log in logs[1:]]
+        axes.plot(*ends, "x", color=color)
     # The first loss, of an untrained model, is left out to show what follows.
     last = [log.losses[-1] for log in reference + ours]
     axes.set_ylim(min(last) - 0.1, max(last) + 1.5)
