@@ -21,6 +21,7 @@ NAMES = {  # name: its module, what it measures, the packages beyond requirement
     "quality": ("quality", "what the poems are like", ""),
     "evidence": ("evidence", "five trainings: does one character attend to another?", ""),
     "faults": ("faults", "trainings that are killed and resumed", ""),
+    "page": ("page", "the page of maps in a real browser", ""),
 }
 
 
