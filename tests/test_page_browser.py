@@ -15,6 +15,7 @@ from tests.test_page import (
     PROBES,
     STEPS,
     made_up_cuts,
+    made_up_evidence,
     made_up_maps,
     made_up_page,
     made_up_predictions,
@@ -191,7 +192,7 @@ def test_head_choice_in_the_grid_and_means(open_page):
     page.locator('.head[data-layer="1"][data-head="3"]').click()
     assert shown(page) == expected(FINAL[0, 2], LIGHT)
     expect(page.locator("#map-title")).to_have_text("第 1 层第 3 头标点")
-    mean = page.locator('.head[data-layer="1"][data-head="mean"]')
+    mean = page.locator('[data-layer="1"][data-head="mean"]')
     for choose, plane in (
         (mean.click, FINAL[0].mean(0)),
         (page.locator("#mean-all").click, FINAL.mean((0, 1))),
@@ -434,8 +435,28 @@ def test_a_page_with_one_map_and_nothing_else(open_page):
     character(page, 2).click() if shown(page)[0] == "" else None
     assert shown(page) == expected(maps[0].weights[0, 0], 2)
     expect(page.locator("#play")).to_be_hidden()
-    expect(page.locator("#ledger tr").first).to_contain_text("—")  # no untrained model to compare
+    for absent in (
+        "#evidence",
+        "#training",
+        "#prediction",
+        "th.of-untrained",
+        'a[href="#evidence"]',
+    ):
+        for each in page.locator(absent).all():
+            expect(each).to_be_hidden()
+    assert "—" not in page.locator("main").inner_text()
+    assert "未训练" not in page.locator("main").inner_text()
+    page.locator("#map").click(position={"x": 3, "y": 3})  # a cell's numbers, without any cut
+    expect(page.locator("#cut")).to_contain_text("1.000")
+    expect(page.locator("#cut")).not_to_contain_text("剪断")
+
+
+def test_a_run_without_evidence_says_how_to_get_it(open_page):
+    data = made_up_page()
+    del data["evidence"]
+    page = open_page(data)
     expect(page.locator("#evidence-body")).to_contain_text("--evidence")
+    expect(page.locator('a[href="#evidence"]:visible')).to_have_count(1)
 
 
 def test_evidence_shows_its_figures(open_page):
@@ -453,12 +474,36 @@ def test_evidence_shows_its_figures(open_page):
     ):
         expect(rows.first).to_contain_text(figure)
     expect(rows.nth(6)).to_contain_text("次数太少")
-    page.locator("summary").first.click()
-    expect(page.locator("details[open] tbody tr")).to_have_count(12)
-    expect(page.locator(".beside")).to_contain_text("−0.124 [−0.193, −0.055]")
-    assert page.locator(".beside tbody tr:visible").count() == 3 + 10  # cuts, the best partners
-    page.locator(".beside summary").click()
-    assert page.locator(".beside tbody tr:visible").count() == 3 + 11
+    page.locator(".heads > summary").click()
+    expect(page.locator(".heads tbody tr")).to_have_count(12)
+    expect(page.locator(".heads tbody tr").last).to_be_visible()
+    expect(page.locator(".cuts")).to_contain_text("−0.124 [−0.193, −0.055]")
+    assert page.locator(".partners tbody tr:visible").count() == 10  # the best ones
+    page.locator(".more-partners > summary").click()
+    assert page.locator(".partners tbody tr:visible").count() == 11
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_claim_is_never_folded_away(open_page, width):
+    page = open_page(viewport={"width": width, "height": 800})
+    rows = page.locator("#evidence-body > .table-scroll tbody tr")
+    for row, figures in ((0, ("31", "4.62 [3.11, 6.34]")), (4, ("28", "0.71 [0.44, 1.05]"))):
+        for figure in figures:
+            expect(rows.nth(row).get_by_text(figure, exact=True)).to_be_visible()
+    cuts = page.locator(".cuts tbody")
+    assert cuts.is_visible() == (width == 1280)
+    page.locator(".cuts > summary").click()
+    assert cuts.is_visible() == (width != 1280)
+    page.locator("#language").click()  # drawn anew, it stays as the reader left it
+    assert cuts.is_visible() == (width != 1280)
+
+
+def test_no_number_is_minus_zero(open_page):
+    evidence = made_up_evidence()
+    evidence["cuts"][0]["cut"] = [-0.0001, -0.0004, 0.0003]
+    page = open_page(made_up_page(evidence=evidence))
+    expect(page.locator(".cuts tbody tr").first).to_contain_text("0.000 [0.000, 0.000]")
+    assert not re.search(r"−0\.0+(?!\d)", page.locator("main").inner_text())
 
 
 def test_a_great_page_stays_usable(open_page):

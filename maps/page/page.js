@@ -19,9 +19,11 @@
     hideFirst: false,
     several: false,
     wholeLedger: false,
+    opened: {}, // what the reader unfolded or folded, by name
     language: "zh",
     theme: "light",
     timer: null, // of the play button
+    isPrinting: false,
   };
 
   // ------------------------------------------------------------------ words
@@ -51,8 +53,11 @@
 
   const percent = (value) => `${(value * 100).toFixed(1)}%`;
   const exact = (value) => (value === null || value === undefined ? "—" : value.toFixed(3));
-  const brief = (value, digits = 2) =>
-    value === null || value === undefined ? "—" : value.toFixed(digits).replace("-", "−");
+  const brief = (value, digits = 2) => {
+    if (value === null || value === undefined) return "—";
+    const rounded = value.toFixed(digits);
+    return (Number(rounded) ? rounded : rounded.replace("-", "")).replace("-", "−"); // no −0.000
+  };
 
   // ------------------------------------------------------------------ small helpers
 
@@ -145,10 +150,8 @@
 
   const currentPlane = () => plane(state.snapshot, state.layer, state.head);
 
-  function untrainedPlane() {
-    const which = text().snapshots.findIndex((saved) => saved.step === 0);
-    return which < 0 ? null : plane(which, state.layer, state.head);
-  }
+  const untrainedIndex = () => text().snapshots.findIndex((saved) => saved.step === 0);
+  const hasUntrained = () => untrainedIndex() >= 0;
 
   /** The query positions that are shown: the locked ones, else the one under the pointer. */
   function queries() {
@@ -159,7 +162,7 @@
   /** What the rows of `asked` give to `key`, beside the uniform share and the untrained model. */
   function share(asked, key) {
     const now = currentPlane();
-    const before = untrainedPlane();
+    const before = hasUntrained() ? plane(untrainedIndex(), state.layer, state.head) : null;
     const result = { weight: 0, uniform: 0, untrained: before ? 0 : null };
     for (const query of asked.filter((position) => position >= key)) {
       result.weight += now[query * size() + key];
@@ -458,7 +461,7 @@
       element("td.wide-cell", bar),
       element("td.number.strong", exact(entry.weight)),
       element("td.number", exact(entry.uniform)),
-      element("td.number", exact(entry.untrained)),
+      entry.untrained === null ? null : element("td.number", exact(entry.untrained)),
     );
   }
 
@@ -469,15 +472,16 @@
     const position = asked[asked.length - 1];
     const list = byId("guesses");
     const note = byId("prediction-note");
-    const row = asked.length ? (text().predictions || [])[position] : null;
-    if (!row) {
+    const rows = text().predictions || [];
+    byId("prediction").hidden = !rows.length;
+    if (!rows.length || !asked.length) {
       list.replaceChildren();
-      note.textContent = say(asked.length ? "noPrediction" : "choosePrediction");
+      note.textContent = say("choosePrediction");
       return;
     }
     const next = nextCharacter(position);
     list.replaceChildren(
-      ...row.map(([character, probability]) =>
+      ...rows[position].map(([character, probability]) =>
         guess(character, probability, character === (next === null ? "\n" : next)),
       ),
     );
@@ -508,34 +512,42 @@
   function buildHeads() {
     const layers = Array.from({ length: N_LAYER }, (_, layer) => {
       const heads = Array.from({ length: N_HEAD }, (_, head) => buildHead(layer, head));
-      if (N_HEAD > 1) heads.push(buildHead(layer, MEAN));
       return element(
         "div.layer",
-        element("h3", say("layer", { layer: layer + 1 })),
+        element(
+          "div.layer-title",
+          element("h3", say("layer", { layer: layer + 1 })),
+          N_HEAD > 1 ? headButton("button.pill", layer, MEAN, null, say("layerMean")) : null,
+        ),
         element("div.layer-heads", heads),
       );
     });
-    const columns = N_HEAD > 1 ? N_HEAD + 1 : 1;
-    byId("heads").style.setProperty("--columns", clamp(columns, 3, 5));
-    byId("heads").style.setProperty("--columns-wide", clamp(columns, 3, 9));
+    const columns = [4, 3, 5].find((count) => N_HEAD % count === 0) || 4; // full rows if possible
+    byId("heads").style.setProperty("--columns", columns);
+    byId("heads").style.setProperty("--columns-wide", clamp(N_HEAD, 4, 8));
     byId("heads").replaceChildren(...layers);
+  }
+
+  function headButton(kind, layer, head, title, ...content) {
+    const attributes = {
+      type: "button",
+      "data-layer": layer + 1,
+      "data-head": head === MEAN ? "mean" : head + 1,
+      title,
+      onclick: () => chooseHead(layer, head),
+    };
+    return element(kind, attributes, ...content);
   }
 
   function buildHead(layer, head) {
     const entry = atlasEntry(layer, head);
-    const label = head === MEAN ? say("layerMean") : say("head", { head: head + 1 });
-    return element(
-      "button",
-      {
-        type: "button",
-        class: "head",
-        "data-layer": layer + 1,
-        "data-head": head === MEAN ? "mean" : head + 1,
-        title: entry ? atlasTitle(entry) : null,
-        onclick: () => chooseHead(layer, head),
-      },
+    return headButton(
+      "button.head",
+      layer,
+      head,
+      entry ? atlasTitle(entry) : null,
       element("span.thumb", { "aria-hidden": "true" }, element("canvas"), element("span.thumb-rows")),
-      element("span.head-label", label),
+      element("span.head-label", say("head", { head: head + 1 })),
       entry
         ? element(
             "span",
@@ -567,8 +579,9 @@
     renderMap();
   }
 
-  const headButtons = () =>
-    [...byId("heads").querySelectorAll(".head")].map((button) => ({
+  /** The heads' buttons: `.head` those with a small map, `button` the layers' means as well. */
+  const headButtons = (which = ".head") =>
+    [...byId("heads").querySelectorAll(which)].map((button) => ({
       button,
       layer: Number(button.dataset.layer) - 1,
       head: button.dataset.head === "mean" ? MEAN : Number(button.dataset.head) - 1,
@@ -596,7 +609,7 @@
   }
 
   function renderHeadChoice() {
-    for (const { button, layer, head } of headButtons()) {
+    for (const { button, layer, head } of headButtons("button")) {
       button.setAttribute("aria-pressed", String(layer === state.layer && head === state.head));
     }
     byId("mean-all").setAttribute("aria-pressed", String(state.layer === MEAN));
@@ -632,14 +645,15 @@
 
   // ------------------------------------------------------------------ the enlarged map
 
+  const PAPER = 620; // CSS pixels that a map or chart may be wide on a page of A4 or letter
   let cellSize = 12; // CSS pixels, whole
 
   function buildMap() {
     const frame = byId("map-scroll");
-    const isNarrow = window.innerWidth < 720;
     // Big enough to hit with a finger, small enough to see the whole: the frame scrolls if needed.
-    const room = Math.min(frame.clientWidth - 64, 720);
-    cellSize = clamp(Math.floor(room / size()), isNarrow ? 15 : 11, 34);
+    const least = window.innerWidth < 720 ? 15 : 11;
+    const room = state.isPrinting ? PAPER : Math.min(frame.clientWidth - 64, 720);
+    cellSize = clamp(Math.floor(room / size()), state.isPrinting ? 5 : least, 34);
     byId("map").style.width = byId("map").style.height = `${size() * cellSize}px`;
     byId("map").setAttribute("aria-label", say("mapLabel"));
     byId("map-scroll").style.setProperty("--cell", `${cellSize}px`);
@@ -705,13 +719,13 @@
     }
   }
 
-  /** The cell under a pointer event, or null right of the diagonal. */
+  /** The cell under a pointer event; null right of the diagonal and where it is hidden. */
   function cellAt(event) {
     const frame = byId("map-canvas").getBoundingClientRect();
     const key = Math.floor(((event.clientX - frame.left) / frame.width) * size());
     const query = Math.floor(((event.clientY - frame.top) / frame.height) * size());
     const isInside = key >= 0 && query >= 0 && key < size() && query < size();
-    return isInside && key <= query ? { query, key } : null;
+    return isInside && key <= query && !isHidden(key) ? { query, key } : null;
   }
 
   function listenToMap() {
@@ -773,21 +787,26 @@
   const findCut = (rows, { query, key }) => rows.find((row) => row[0] === query && row[1] === key) || null;
 
   function renderCut() {
-    const panel = byId("cut");
+    const hasCuts = (text().cuts || []).length > 0;
     const rows = cutRows(...scopeOf(state.layer, state.head));
-    const parts = [element("h3", say("cutTitle"))];
-    if (!(text().cuts || []).length) parts.push(element("p.hint", say("cutNone")));
-    else if (state.cell) parts.push(...cutResult(rows));
-    else parts.push(element("p.hint", say("cutHow")), ...strongestCuts(rows));
-    panel.replaceChildren(...parts);
+    const parts = hasCuts ? [element("h3", say("cutTitle"))] : [];
+    if (state.cell) parts.push(...chosenCell(hasCuts), ...(hasCuts ? cutResult(rows) : []));
+    else parts.push(element("p.hint", say(hasCuts ? "cutHow" : "cellHow")), ...strongestCuts(rows));
+    byId("cut").replaceChildren(...parts);
+  }
+
+  /** The cell's own numbers: a finger cannot hover. */
+  function chosenCell(hasCuts) {
+    const { query, key } = state.cell;
+    const edge = [named(query), " → ", named(key)];
+    return [element("p.cut-edge", hasCuts ? say("cut") : null, edge), ...figures([query], key)];
   }
 
   function cutResult(rows) {
-    const { query, key } = state.cell;
-    const title = element("p.cut-edge", sentence("cutEdge", { query: named(query), key: named(key) }));
     const cut = findCut(rows, state.cell);
+    const { query } = state.cell;
     const body = cut ? [cutTruth(cut, query), cutTable(cut, query)] : [element("p.hint", say("cutMissing"))];
-    return [title, ...body, cutScopes(), element("p.hint", say("cutFinal"))];
+    return [...body, cutScopes(), element("p.hint", say("cutFinal"))];
   }
 
   function cutTruth(cut, query) {
@@ -869,8 +888,15 @@
   // ------------------------------------------------------------------ the tooltip
 
   function tipFor(asked, key) {
-    if (asked.every((query) => key > query))
-      return [element("p", namedAll(asked), " → ", named(key)), element("p.hint", say("notRead"))];
+    const isUnread = asked.every((query) => key > query);
+    return [
+      element("p", namedAll(asked), " → ", named(key)),
+      ...(isUnread ? [element("p.hint", say("notRead"))] : figures(asked, key)),
+    ];
+  }
+
+  /** A weight beside what it has to be compared with. */
+  function figures(asked, key) {
     const values = share(asked, key);
     const row = (label, value, isStrong) =>
       element(
@@ -879,14 +905,13 @@
         element("td", { class: isStrong ? "number strong" : "number" }, value),
       );
     return [
-      element("p", namedAll(asked), " → ", named(key)),
       element(
-        "table",
+        "table.figures",
         element(
           "tbody",
           row(say("weight"), exact(values.weight), true),
           row(say("uniform"), exact(values.uniform)),
-          row(say("untrained"), exact(values.untrained)),
+          hasUntrained() ? row(say("untrained"), exact(values.untrained)) : null,
         ),
       ),
       element("p.hint", say("times", { n: brief(values.weight / values.uniform, 1) })),
@@ -915,6 +940,7 @@
 
   function buildTexts() {
     const list = byId("texts");
+    const openings = TEXTS.map((each) => opening(each.tokens));
     list.setAttribute("aria-label", say("texts"));
     list.hidden = TEXTS.length < 2;
     list.replaceChildren(
@@ -928,13 +954,16 @@
             "aria-pressed": String(index === state.text),
             onclick: () => chooseText(index),
           },
-          opening(each.tokens),
+          openings[index],
+          openings.filter((other) => other === openings[index]).length > 1
+            ? element("sub", String(index + 1))
+            : null,
         ),
       ),
     );
   }
 
-  /** The first half line of a text, enough to know it by. */
+  /** The first half line of a text, mostly enough to know it by. */
   function opening(tokens) {
     const body = tokens.filter((character) => character !== "\n");
     const stop = body.findIndex((character) => "，。！？、；：".includes(character));
@@ -1043,15 +1072,14 @@
     const holder = byId("chart");
     const rows = lossRows();
     const values = rows.flatMap((row) => row.slice(1)).filter((value) => typeof value === "number");
-    if (values.length < 2) {
-      holder.replaceChildren(element("p.hint", say("noLoss")));
-      return;
-    }
+    byId("training").hidden = values.length < 2;
+    if (values.length < 2) return holder.replaceChildren();
     const baselines = (DATA.run && DATA.run.baselines) || [];
-    const top = Math.max(...values, ...baselines.map((line) => line.loss));
+    values.push(...baselines.map((line) => line.loss));
+    const top = Math.max(...values);
     const bottom = Math.min(...values);
     const last = Math.max(...rows.map((row) => row[0]), 1);
-    chart.width = Math.max(holder.clientWidth, 280);
+    chart.width = state.isPrinting ? PAPER : Math.max(holder.clientWidth, 280);
     chart.x = (step) => chart.left + (step / last) * (chart.width - chart.left - chart.right);
     const low = bottom - 0.06 * (top - bottom || 1);
     chart.y = (loss) =>
@@ -1222,6 +1250,16 @@
     );
   }
 
+  const isNarrow = () => window.innerWidth <= 900; // where the tables become cards, as in page.css
+
+  /** A part to unfold; it stays as the reader left it when the page is drawn anew. */
+  function folded(name, isOpen, title, ...content) {
+    const details = element(`details.${name}`, element("summary", title), ...content);
+    details.open = name in state.opened ? state.opened[name] : isOpen;
+    details.firstChild.addEventListener("click", () => (state.opened[name] = !details.open));
+    return details;
+  }
+
   /** A key may be any of many characters: a rhyme. */
   const shortened = (key) => (key.length > 3 ? `${key.slice(0, 3)}…` : key);
   const range = ([value, low, high], digits) =>
@@ -1229,16 +1267,21 @@
 
   /**
    * A table of figures and drawn intervals. A column: {label, cell(row) -> content, axis where it
-   * is drawn}. On a phone each row becomes a card, so every cell carries its column's name.
+   * is drawn}. On a phone each row becomes a card, so every cell carries its column's name; a drawn
+   * one its `short` name, where there are several.
    */
   function forest(columns, rows, kindOf) {
-    const head = columns.map(({ label, axis }) =>
-      element("th", { scope: "col", class: axis ? "plot-cell" : "" }, label, axis ? axis.head() : null),
+    const head = columns.map(({ label, short, axis }) =>
+      axis
+        ? element("th.plot-cell", { scope: "col", "data-label": short && "" }, element("span", label), axis.head())
+        : element("th", { scope: "col" }, label),
     );
     const line = (row) => {
       const [first, ...others] = columns;
-      const cells = others.map(({ label, axis, cell }) =>
-        element(axis ? "td.plot-cell" : "td.number", { "data-label": label }, cell(row)),
+      const cells = others.map(({ label, short, axis, cell }) =>
+        axis
+          ? element("td.plot-cell", { "data-label": short }, cell(row))
+          : element("td.number", { "data-label": label }, cell(row)),
       );
       return element("tr", { class: kindOf(row) }, element("th", { scope: "row" }, first.cell(row)), cells);
     };
@@ -1249,14 +1292,14 @@
   }
 
   /** A column that draws one interval a row, and another {name, kind} to compare it with. */
-  function drawn(label, axis, name, kindOf, digits = 2, compared = null) {
+  function drawn(label, axis, name, kindOf, { digits = 2, compared = null, short = null } = {}) {
     const cell = (row) => {
       if (row.too_small || !row[name]) return element("span.small-n", say("tooSmall"));
       const marks = [{ interval: row[name], kind: kindOf(row) }];
       if (compared) marks.push({ interval: row[compared.name], kind: compared.kind });
       return [axis.draw(marks), element("span.number", range(row[name], digits))];
     };
-    return { label, axis, cell };
+    return { label, short, axis, cell };
   }
 
   const countColumn = () => ({ label: say("occasions"), cell: (row) => String(row.n) });
@@ -1277,8 +1320,12 @@
       countColumn(),
       headColumn(),
       { label: say("meanWeight"), cell: (row) => exact(row.weight) },
-      drawn(say("lift1"), axis, "lift1", kindOf, 2, { name: "mean_heads_lift1", kind: "mean" }),
-      drawn(say("lift2"), axis, "lift2", kindOf, 2, { name: "mean_heads_lift2", kind: "mean" }),
+      ...["lift1", "lift2"].map((lift) =>
+        drawn(say(lift), axis, lift, kindOf, {
+          compared: { name: `mean_heads_${lift}`, kind: "mean" },
+          short: say(`${lift}Short`),
+        }),
+      ),
       {
         label: say("topShare"),
         cell: (row) => (typeof row.top_share === "number" ? `${Math.round(100 * row.top_share)}%` : "—"),
@@ -1306,7 +1353,7 @@
     const asked = (evidence.rows || []).find((row) => row.role === "asked") || { n: "" };
     const rows = evidence.heads.map((row) => ({ n: asked.n, ...row }));
     const table = liftTable(rows, { label: say("headColumn"), cell });
-    return [element("details", element("summary", say("allHeads", pair)), table)];
+    return [folded("heads", false, say("allHeads", pair), table)];
   }
 
   function cutCosts(evidence, pair) {
@@ -1321,12 +1368,16 @@
     const columns = [
       { label: say("scope"), cell: scope },
       countColumn(),
-      drawn(say("cutChange"), axis, "cut", asked, 3, { name: "control", kind: "other" }),
+      drawn(say("cutChange"), axis, "cut", asked, {
+        digits: 3,
+        compared: { name: "control", kind: "other" },
+      }),
       { label: say("difference"), cell: (row) => (row.difference ? range(row.difference, 3) : "—") },
     ];
-    return element(
-      "div",
-      element("h3", say("cutsTitle", pair)),
+    return folded(
+      "cuts",
+      !isNarrow(),
+      say("cutsTitle", pair),
       forest(columns, rows, asked),
       element("p.hint", say("cutsNote")),
     );
@@ -1346,14 +1397,11 @@
     const FEW = 10;
     const others = rows.slice(FEW);
     const more = () =>
-      element(
-        "details",
-        element("summary", say("more", { n: others.length })),
-        forest(columns, others, kindOf),
-      );
-    return element(
-      "div",
-      element("h3", say("partnersTitle", pair)),
+      folded("more-partners", false, say("more", { n: others.length }), forest(columns, others, kindOf));
+    return folded(
+      "partners",
+      !isNarrow(),
+      say("partnersTitle", pair),
       forest(columns, rows.slice(0, FEW), kindOf),
       others.length ? more() : null,
     );
@@ -1366,10 +1414,11 @@
       "ul.hint",
       notes.map((note) => element("li", note)),
     );
-    return [element("details", element("summary", say("method")), list)];
+    return [folded("method", false, say("method"), list)];
   }
 
-  const PLOT = { width: 190, height: 22, margin: 8 };
+  const PLOT = { height: 22, margin: 8 }; // CSS pixels
+  const plotWidth = () => (window.innerWidth <= 720 || state.isPrinting ? 140 : 190);
 
   /** Whole powers of two around the values: 2 times more lies as far from 1 as 2 times less. */
   function logAxis(values) {
@@ -1404,21 +1453,19 @@
 
   /** Intervals drawn on an axis that the rows of a table share; `none` is the value of no effect. */
   function plotAxis(place, ticks, name, none) {
-    const x = (value) => PLOT.margin + place(value) * (PLOT.width - 2 * PLOT.margin);
-    const label = (kind, tick, y) =>
-      drawing(`text.${kind}`, { x: x(tick), y, "text-anchor": "middle" }, name(tick));
+    const x = (value) => PLOT.margin + place(value) * (plotWidth() - 2 * PLOT.margin);
+    const label = (tick) => drawing("text.tick", { x: x(tick), y: 12, "text-anchor": "middle" }, name(tick));
     const rule = (tick) => upright(tick === none ? "line.rule.none" : "line.rule", x(tick), 0, PLOT.height);
     return {
       head: () =>
         plot(
           16,
-          ticks.map((tick) => label("tick", tick, 12)),
+          ticks.map(label),
         ),
       draw: (marks) =>
         plot(
           PLOT.height,
           ticks.map(rule),
-          label("tick.none-label", none, PLOT.height + 10),
           drawMarks(
             marks.filter(({ interval }) => interval),
             x,
@@ -1432,7 +1479,7 @@
   const plot = (height, ...children) =>
     drawing(
       "svg.plot",
-      { width: PLOT.width, height, viewBox: `0 0 ${PLOT.width} ${height}`, "aria-hidden": "true" },
+      { width: plotWidth(), height, viewBox: `0 0 ${plotWidth()} ${height}`, "aria-hidden": "true" },
       children,
     );
 
@@ -1464,9 +1511,10 @@
     const entries = Object.entries(run.config || {});
     if (entries.length) {
       parts.push(
-        element(
-          "details",
-          element("summary", say("config")),
+        folded(
+          "config",
+          false,
+          say("config"),
           element(
             "dl",
             entries.map(([name, value]) => element("div", element("dt", name), element("dd", String(value)))),
@@ -1561,6 +1609,14 @@
 
   // ------------------------------------------------------------------ putting it together
 
+  /** What the page has no data for isn't spoken of. A folder of maps alone has no evidence to come. */
+  function hideAbsent() {
+    const isWithEvidence = Boolean(DATA.evidence || DATA.run);
+    byId("evidence").hidden = !isWithEvidence;
+    for (const each of document.querySelectorAll(".of-evidence")) each.hidden = !isWithEvidence;
+    for (const each of document.querySelectorAll(".of-untrained")) each.hidden = !hasUntrained();
+  }
+
   /** What depends on the query characters. */
   function renderQuery() {
     renderQuestion();
@@ -1575,6 +1631,7 @@
   /** Everything, after a change of text, language, theme or width. */
   function renderEverything() {
     byId("sink").hidden = !state.hideFirst;
+    hideAbsent();
     buildTexts();
     buildStrip();
     buildHeads();
@@ -1629,16 +1686,18 @@
     listenToPrinting();
   }
 
-  /** Paper is white: print in the light colours whatever the screen shows. */
+  /** Paper is white, and its map can't be scrolled. */
   function listenToPrinting() {
     let before = null;
     window.addEventListener("beforeprint", () => {
       before = state.theme;
+      state.isPrinting = true;
       setTheme("light");
       renderEverything();
     });
     window.addEventListener("afterprint", () => {
-      setTheme(before || state.theme);
+      state.isPrinting = false;
+      if (before) setTheme(before);
       renderEverything();
     });
   }
