@@ -1079,7 +1079,7 @@
     const top = Math.max(...values);
     const bottom = Math.min(...values);
     const last = Math.max(...rows.map((row) => row[0]), 1);
-    chart.width = state.isPrinting ? PAPER : Math.max(holder.clientWidth, 280);
+    chart.width = state.isPrinting ? PAPER : Math.max(holder.clientWidth, 240);
     chart.x = (step) => chart.left + (step / last) * (chart.width - chart.left - chart.right);
     const low = bottom - 0.06 * (top - bottom || 1);
     chart.y = (loss) =>
