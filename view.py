@@ -179,8 +179,8 @@ def make_page(args: Namespace, trained: Trained | None) -> None:
         read_by = trained.model, trained.vocabulary, trained.state
         size = write_run_page(args.out_dir, page, *read_by, args.text, untrained)
     say(f"wrote {page}, {size / 1e6:.2f} MB")
-    if args.open:
-        webbrowser.open(page.resolve().as_uri())
+    if args.open and not webbrowser.open(page.resolve().as_uri()):
+        say(f"no browser found: open {page} yourself")
 
 
 def write_json(path: str | Path, value: Any) -> None:

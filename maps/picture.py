@@ -36,7 +36,13 @@ FONTS = (  # those that Linux, macOS and Windows bring or offer, most legible fi
     "AR PL UMing CN",
     "Arial Unicode MS",
 )
-MARK = "#e8352e"  # the row that was asked for
+# The page's colours: from paper to ink in one hue, lightness changing evenly, so that eyes which
+# don't see colours and black and white prints tell them apart. The scale is the square root of the
+# weight, because most weights are small.
+COLOURS = ("#f7f7f3", "#d3e3e7", "#8bbbd0", "#3a7cab", "#0d3763")
+TICKS = (0, 0.05, 0.2, 0.5, 1)
+MARK = "#b23c26"  # the row that was asked for
+BLUE = "#2a6897"
 CELL = {True: 0.26, False: 0.11}  # inches of a cell: in one large head, in a small one
 SMALL = 3.2  # a small head is never wider than these inches
 
@@ -114,7 +120,10 @@ def draw_maps(
                 else:
                     name = f"{at_layer + 1}.{at_head + 1}"
                     ax.text(0.97, 0.97, name, transform=ax.transAxes, ha="right", va="top")
-        bar = figure.colorbar(image, ax=axes.ravel().tolist(), shrink=0.7, pad=0.02, aspect=30)
+        every = axes.ravel().tolist()
+        bar = figure.colorbar(
+            image, ax=every, shrink=0.7, pad=0.02, aspect=30, ticks=TICKS, format="{x:g}"
+        )
         bar.set_label("注意力权重 (weight)" if font else "attention weight")
         name = f"layer {layers[0] + 1}, head {heads[0] + 1}" if single else "layer.head"
         loss = f" · held-out loss {map.val_loss:.3f}" if math.isfinite(map.val_loss) else ""
@@ -133,18 +142,22 @@ def _draw(
     side: float,
 ) -> Any:
     """One head's weights (T, T), `side` inches wide; returns the image, for the colour bar."""
+    from matplotlib.colors import LinearSegmentedColormap, PowerNorm
     from matplotlib.patches import Rectangle
 
     T = len(tokens)
+    colours = LinearSegmentedColormap.from_list("weight", COLOURS)
     later = np.triu(np.ones((T, T), bool), 1)  # left white: what comes later cannot be seen
-    image = ax.imshow(np.ma.masked_array(weights, later), cmap="cividis", vmin=0, vmax=1)
+    seen = np.ma.masked_array(weights, later)
+    image = ax.imshow(seen, cmap=colours, norm=PowerNorm(0.5, vmin=0, vmax=1))
     ax.spines[["top", "right"]].set_visible(False)
     points = side / T * 72  # of a cell
     at = range(T)
+    fontsize = min(points * (0.8 if font else 0.6), 12)
     if points < 6:  # too narrow for every character: those that begin a line of verse
         at = [i for i in at if i == 0 or (i > 1 and not tokens[i - 1].isalpha())]
+        fontsize = 7
     labels = [shown(tokens[i]) if font else str(i) for i in at]
-    fontsize = min(max(points * (0.8 if font else 0.6), 4.5), 12)
     ax.set_xticks(at, labels, fontsize=fontsize)
     ax.set_yticks(at, labels, fontsize=fontsize)
     ax.tick_params(length=0, pad=1.5)
@@ -169,10 +182,13 @@ def draw_loss(
     metrics = list(metrics)
     figure = Figure(figsize=(7, 4), layout="constrained")
     ax = figure.subplots()
-    for name, label in (("train_loss", "training"), ("val_loss", "held out")):
+    for name, label, style in (
+        ("train_loss", "training", {"color": "0.65", "linewidth": 1.2}),
+        ("val_loss", "held out", {"color": BLUE, "marker": "o", "markersize": 4}),
+    ):
         points = [(m["step"], m[name]) for m in metrics if m.get(name) is not None]
         if points:
-            ax.plot(*zip(*points, strict=True), label=label, marker="o" if name[0] == "v" else None)
+            ax.plot(*zip(*points, strict=True), label=label, **style)
     for label, loss in (baselines or {}).items():
         ax.axhline(loss, color="0.5", linestyle="--", linewidth=1)
         ax.annotate(

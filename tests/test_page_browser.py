@@ -384,6 +384,26 @@ def test_texts_in_a_list(open_page):
     assert shown(page) == expected(other[3].weights[MEANING], 20)  # the same step
 
 
+def test_texts_that_begin_alike_are_told_apart(open_page):
+    lines = ("床前明月光，疑是地上霜。", "床前明月光，低头思故乡。", "白日依山尽，黄河入海流。")
+    maps = {str(number): made_up_maps(line, 1, 2, (0, 9)) for number, line in enumerate(lines)}
+    page = open_page({"texts": page_texts(maps)})
+    expect(page.locator(".text")).to_have_text(["床前明月光1", "床前明月光2", "白日依山尽"])
+
+
+def test_baselines_that_the_training_did_not_reach_lie_within_the_chart(open_page):
+    data = made_up_page(loss=[[0, None, 8.7], [40, 8.0, 7.9]])
+    page = open_page(data)
+    chart = page.locator("#chart svg").bounding_box()
+    lines = page.locator("#chart .baseline").all()
+    assert len(lines) == len(data["run"]["baselines"])
+    axis = page.locator("#chart-mark").bounding_box()
+    for line in lines:
+        y = line.bounding_box()["y"]
+        assert axis["y"] - 1 <= y <= axis["y"] + axis["height"] + 1
+    assert axis["y"] + axis["height"] < chart["y"] + chart["height"]
+
+
 def test_language_follows_the_browser_and_the_switch(open_page):
     page = open_page(locale="en-GB")
     assert page.locator("html").get_attribute("lang") == "en"

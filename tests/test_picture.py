@@ -2,14 +2,17 @@
 
 import gc
 import math
+import re
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 pytest.importorskip("matplotlib")
 
-from matplotlib import colormaps, font_manager
+from matplotlib import font_manager
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 from matplotlib.patches import Rectangle
@@ -78,6 +81,22 @@ def test_all_heads_in_a_grid_of_one_scale(drawn):
     assert len(heads_of(drawn(map, layer=2))) == 3 and len(heads_of(drawn(map, head=1))) == 2
 
 
+def test_greater_weights_are_darker_and_half_as_dark_at_a_quarter(drawn):
+    [ax] = heads_of(drawn(make_map(), 1, 1))
+    colour = ax.images[0].to_rgba
+    shades = [sum(colour(weight)[:3]) for weight in np.linspace(0, 1, 101)]
+    assert all(later < earlier for earlier, later in zip(shades, shades[1:], strict=False))
+    middle = to_rgb(picture.COLOURS[len(picture.COLOURS) // 2])
+    np.testing.assert_allclose(colour(0.25)[:3], middle, atol=0.01)
+
+
+def test_pictures_and_the_page_have_the_same_colours():
+    script = (Path(picture.__file__).parent / "page" / "page.js").read_text(encoding="utf-8")
+    light = re.search(r"light: \[(.*?)\n    \],", script, re.S)[1]
+    stops = [tuple(map(int, stop)) for stop in re.findall(r"\[(\d+), (\d+), (\d+)\]", light)]
+    assert [tuple(round(255 * part) for part in to_rgb(c)) for c in picture.COLOURS] == stops
+
+
 def test_the_row_of_the_last_query_is_marked(drawn):
     for ax in heads_of(drawn(make_map(), query="月")):
         [frame] = [patch for patch in ax.patches if isinstance(patch, Rectangle)]
@@ -105,7 +124,7 @@ def test_the_file_is_a_picture_of_the_weights(tmp_path):
     draw_maps(ones, tmp_path / "map.png", 1, 1)
     pixels = imread(tmp_path / "map.png")
     middle = pixels[pixels.shape[0] // 2, pixels.shape[1] // 2 - 30, :3]
-    np.testing.assert_allclose(middle, colormaps["cividis"](1.0)[:3], atol=0.01)
+    np.testing.assert_allclose(middle, to_rgb(picture.COLOURS[-1]), atol=0.01)
     assert [path.name for path in tmp_path.iterdir()] == ["map.png"]
 
 

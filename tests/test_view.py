@@ -105,9 +105,11 @@ def test_the_page_of_other_texts_in_another_file(run):
 
 def test_opens_the_page(run, monkeypatch):
     opened = []
-    monkeypatch.setattr(webbrowser, "open", opened.append)
-    view(run, "--open")
+    monkeypatch.setattr(webbrowser, "open", lambda address: opened.append(address) or True)
+    assert "browser" not in view(run, "--open").err
     assert opened == [(run / "attention.html").resolve().as_uri()]
+    monkeypatch.setattr(webbrowser, "open", lambda address: False)
+    assert f"no browser found: open {run / 'attention.html'}" in view(run, "--open").err
 
 
 @pytest.mark.parametrize("name", ["evidence.json", "metrics.jsonl"])
