@@ -1,10 +1,10 @@
 """Writing: one character after another, each chosen by the model's probabilities.
 
 A model of this size spends its time between operations, not in them, so the engine does as few as
-it can. It keeps the keys and values of what was read (the cache), and its weights lie in the order
-in which a row of characters reads them. One text alone goes through numpy arrays that share memory
-with the tensors, since a call there costs a third of torch's; several texts go through torch
-together. Both give what `GPT.forward` gives, to rounding.
+it can, and does them in numpy: a call there costs a third of torch's, and on a small model a CPU
+outruns a GPU, which waits for each. It keeps the keys and values of what was read (the cache), and
+its weights lie in the order in which a row of characters reads them. It gives what `GPT.forward`
+gives, to rounding; where rounding could change a choice, `GPT.forward` itself decides.
 """
 
 from __future__ import annotations
@@ -14,21 +14,22 @@ import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
-from model.gpt import GPT, SHARPNESS, norm
+from model.gpt import GPT, SHARPNESS, GPTConfig, norm
 
 EPS = torch.finfo(torch.float32).eps  # as in `norm`
 CHUNK = 64  # columns whose random numbers are drawn at once
+# Nats by which the winner must lead. Rounding moves a logit by less than a tenth of this.
+LEAD = 1e-4
 
-Array = Any  # a numpy array; this file needs none of numpy's names, only what its arrays can do
+Array = np.ndarray
 
-# What may come next: from the ids of each text so far to bool (V,) or (B, V), or None for anything.
-Allowed = Callable[[Sequence[Sequence[int]]], Tensor | None]
+# What may come next: from the ids of all texts so far (B, T) to bool (V,) or (B, V), or None for
+# anything.
+Allowed = Callable[[Array], Array | None]
 
 
 @dataclass(frozen=True)
@@ -54,56 +55,51 @@ class Sampling:
         """Whether chance has no part. Dividing by less would overflow."""
         return self.temperature < 1e-6
 
-    def weights(self, logits: Tensor) -> Tensor:
-        """Logits over temperature, float32 (B, V) -> what each character weighs in the draw: its
-        probability, or 0 where top_k or top_p leaves it out."""
-        if 0 < self.top_k < logits.size(-1):
-            least = logits.topk(self.top_k).values[:, -1:]
-            logits = logits.masked_fill(logits < least, -math.inf)
-        p = logits.softmax(-1)
+    def weigh(self, logits: Array) -> None:
+        """Turn logits over temperature, float32 (B, V), into what each character weighs in the
+        draw: a multiple of its probability, or 0 where top_k or top_p leaves it out."""
+        V = logits.shape[-1]
+        if 0 < self.top_k < V:
+            least = np.partition(logits, V - self.top_k)[:, V - self.top_k, None]
+            np.copyto(logits, -np.inf, where=logits < least)
+        logits -= logits.max(-1, keepdims=True)
+        np.exp(logits, out=logits)
         if self.top_p < 1:
-            ordered = p.sort(descending=True).values
-            enough = ordered.cumsum(-1) - ordered >= self.top_p  # the likelier ones suffice
-            p = p * (p >= ordered.masked_fill(enough, 1).amin(-1, keepdim=True))
-        return p
+            ordered = np.sort(logits)[:, ::-1]
+            likelier = ordered.cumsum(-1) - ordered  # the weight of those before each
+            enough = likelier >= self.top_p * ordered.sum(-1, keepdims=True)
+            least = np.where(enough, np.inf, ordered).min(-1, keepdims=True)
+            np.copyto(logits, 0, where=logits < least)
 
 
 class Engine:
-    """Writes with the weights that `model` has now."""
+    """Writes with the weights that `model` has now, on the CPU."""
 
     def __init__(self, model: GPT) -> None:
-        self.model = model = copy.deepcopy(model).eval().requires_grad_(False).float()
+        self.model = model = copy.deepcopy(model).eval().requires_grad_(False).float().cpu()
         self.config = config = model.config
         C, H = config.n_embd, config.n_head
-        self.head_size = D = C // H
+        D = C // H
         # A rotation turns channel i together with i + D/2; side by side they are one complex number.
         pairs = torch.arange(D).view(2, D // 2).T.flatten()
-        self.embedding = norm(model.wte.weight)
-        self.layers = []
+        self._embedding = norm(model.wte.weight).numpy()
+        self._layers = []
         for block in model.blocks:
             c_attn = block.attn.c_attn.weight.view(3, H, D, C).clone()
             c_attn[:2] = c_attn[:2, :, pairs]
-            matrices = (
-                c_attn.view(3 * C, C),
+            matrices = [
+                c_attn.view(3 * C, C) * C**0.5,  # what reads a vector of length 1 restores sqrt(C)
                 block.attn.c_proj.weight,
-                block.mlp.c_fc.weight,
+                block.mlp.c_fc.weight * C**0.5,
                 block.mlp.c_proj.weight,
-            )
-            self.layers.append([matrix.T.contiguous() for matrix in matrices])
-        # The output layer, filled up to the square of an even number, as `draw` needs it.
-        self.square = math.isqrt(config.vocab_size - 1) + 1
-        self.square += self.square % 2
-        self.head = self._fill(model.lm_head.weight.T, 0.0)
-        self.bias = self._bias(torch.ones(config.vocab_size, dtype=torch.bool))
+            ]
+            self._layers.append([matrix.T.contiguous().numpy() for matrix in matrices])
+        self._head = (model.lm_head.weight * C**0.5).T.contiguous().numpy()
         rotary = model.blocks[0].attn.rotary
         turn = torch.complex(rotary.cos[:, : D // 2], rotary.sin[:, D // 2 :])
-        # (block_size, q or k, 1, D / 2); q also carries its length and attention's scale.
-        self.turn = torch.stack([SHARPNESS * turn / math.sqrt(D), turn], 1).unsqueeze(2)
-        if self.head.device.type == "cpu":  # the same memory, for one text alone
-            self._layers = [[matrix.numpy() for matrix in matrices] for matrices in self.layers]
-            self._embedding, self._turn = self.embedding.numpy(), self.turn.numpy()
-            self._mean = torch.full((D,), 1 / D).numpy()
-            self._halves = torch.stack(self.head.chunk(2, 1))  # for two threads
+        # (block_size, q or k, 1, D / 2), with the length of q (over attention's sqrt(D)) and of k.
+        self._turn = torch.stack([SHARPNESS * turn, D**0.5 * turn], 1).unsqueeze(2).numpy()
+        self._ones = np.ones(config.block_size, np.float32)
 
     def stream(
         self,
@@ -124,59 +120,36 @@ class Engine:
         """
         sampling = sampling or Sampling()
         B, V, block_size = len(prompts), self.config.vocab_size, self.config.block_size
-        rows = [list(prompt) for prompt in prompts]
-        lengths = [len(row) for row in rows]
-        if min(lengths, default=0) < 1 or not all(0 <= i < V for row in rows for i in row):
+        lengths = [len(prompt) for prompt in prompts]
+        if not min(lengths, default=0) or not all(0 <= i < V for row in prompts for i in row):
             raise ValueError("each prompt must have at least one id, each in the vocabulary")
-        numbers = range(B) if numbers is None else numbers
-        first, end = min(lengths), max(lengths) + max_new_tokens
-        size = (self.config.n_layer, 2, B, self.config.n_head, min(block_size, end), self.head_size)
-        device = self.head.device
-        cache = torch.zeros(size, device=device)
-        logits = torch.empty(B, self.square**2, device=device)
-        alpha = 1.0 if sampling.greedy else 1 / sampling.temperature
-        alone = B == 1 and device.type == "cpu"
-        if alone:
-            x, halves = torch.empty(1, self.config.n_embd), logits.view(2, 1, -1)
-            cache, x_array = cache[:, :, 0].numpy(), x.numpy()
-        noise, drawn = None, -1
+        first = min(lengths)
+        ids = np.zeros((B, max(lengths) + max_new_tokens), int)
+        for row, prompt in zip(ids, prompts, strict=True):
+            row[: len(prompt)] = prompt
+        choose = Choice(sampling, V, seed, range(B) if numbers is None else numbers)
+        cache = Cache(self.config, B, min(block_size, len(ids[0])))
         running = [True] * B
-        for t in range(0 if first <= block_size else first - 1, end - 1):
+        for t in range(0 if first <= block_size else first - 1, len(ids[0]) - 1):
             # Read column t; all texts stand at the same one, those with longer prompts still read.
-            if t >= block_size:
-                window = [row[t + 1 - block_size : t + 1] for row in rows]
-                x = self.model.hidden(torch.tensor(window, device=device))[:, -1]
-            elif alone:
-                x_array[0] = self._read_one(rows[0][t], t, cache)
-            else:
-                x = self._read(torch.tensor([row[t] for row in rows], device=device), t, cache)
+            x = self._read(ids[:, t], t, cache) if t < block_size else self._look(ids[:, : t + 1])
             if t + 1 < first:
                 continue
             # Choose column t + 1.
-            mask = allowed([row[: t + 1] for row in rows]) if allowed else None
-            bias = self.bias if mask is None else self._bias(mask)
-            if alone:
-                bias, xs = bias.view(2, 1, -1), x.expand(2, 1, -1)
-                torch.baddbmm(bias, xs, self._halves, alpha=alpha, out=halves)
-            else:
-                torch.addmm(bias, x, self.head, alpha=alpha, out=logits)
-            if sampling.greedy:  # numpy's argmax is ten times as fast
-                chosen = (logits.numpy() if device.type == "cpu" else logits).argmax(-1)
-            else:
-                chunk, column = divmod(t + 1, CHUNK)
-                if chunk != drawn:
-                    noise, drawn = self._noise(seed, numbers, chunk).to(device), chunk
-                    noise = noise.numpy() if alone else noise
-                p = sampling.weights(logits)
-                chosen = draw(p.numpy() if alone else p, noise[column])
+            np.matmul(x * choose.sharper, self._head, out=choose.logits)
+            mask = allowed(ids[:, : t + 1]) if allowed else None
+            chosen, clear = choose(t + 1, mask)
             new: list[int | None] = [None] * B
             for i, choice in enumerate(chosen.tolist()):
-                if lengths[i] > t + 1:
+                if t + 1 < lengths[i]:
                     continue
-                rows[i].append(choice)
                 if running[i]:
+                    if not clear[i]:
+                        choose.logits[i] = self._plain(ids[i, : t + 1]) * choose.sharper
+                        choice = int(choose(t + 1, mask, slice(i, i + 1))[0][0])
                     new[i] = choice
                     running[i] = choice != stop and t + 2 < lengths[i] + max_new_tokens
+                ids[i, t + 1] = choice
             yield new
             if not any(running):
                 return
@@ -190,77 +163,129 @@ class Engine:
                     text.append(i)
         return texts
 
-    def _read(self, ids: Tensor, t: int, cache: Tensor) -> Tensor:
-        """Read one character of each text, ids (B,), at position t: what the output layer reads,
-        (B, C). cache: keys and values (n_layer, 2, B, H, T, D)."""
-        x = self.embedding[ids]
-        (B, C), H, D = x.shape, self.config.n_head, self.head_size
-        for (c_attn, c_proj, mlp_fc, mlp_proj), kv in zip(self.layers, cache, strict=True):
-            qkv = (norm(x) @ c_attn).view(B, 3, H, D)
-            qk = torch.view_as_complex(norm(qkv[:, :2]).view(B, 2, H, D // 2, 2)) * self.turn[t]
-            q, k = torch.view_as_real(qk).flatten(-2).unbind(1)
-            kv[0, :, :, t], kv[1, :, :, t] = k, qkv[:, 2]
-            keys, values = kv.flatten(1, 2)[:, :, : t + 1]  # (B * H, t + 1, D)
-            weights = (q.reshape(B * H, 1, D) @ keys.transpose(1, 2)).softmax(-1)
-            x = torch.addmm(x, (weights @ values).view(B, C), c_proj)
-            x = torch.addmm(x, (norm(x) @ mlp_fc).relu_().square_(), mlp_proj)
-        return norm(x)
-
-    def _read_one(self, i: int, t: int, cache: Array) -> Array:
-        """`_read` for a single text, in numpy arrays: cache (n_layer, 2, H, T, D) -> (C,)."""
-        x = self._embedding[i]
-        C, H, D = len(x), self.config.n_head, self.head_size
-        for (c_attn, c_proj, mlp_fc, mlp_proj), kv in zip(self._layers, cache, strict=True):
-            qkv = _norm_one(x).dot(c_attn).reshape(3, H, D)
-            qk = qkv[:2]
-            qk *= ((qk * qk).dot(self._mean)[..., None] + EPS) ** -0.5
-            pairs = qk.view("complex64")
-            pairs *= self._turn[t]
-            kv[:, :, t] = qkv[1:]
-            keys, values = kv[:, :, : t + 1]  # (H, t + 1, D)
+    def _read(self, ids: Array, t: int, cache: Cache) -> Array:
+        """Read one character of each text, ids (B,), at position t: what the output layer reads, as
+        vectors of length 1 (B, C)."""
+        x = self._embedding[ids]
+        layers = zip(self._layers, cache.layers, strict=True)
+        for (c_attn, c_proj, mlp_fc, mlp_proj), (keys, values, kv) in layers:
+            np.matmul(_unit(x), c_attn, out=cache.qkv)
+            cache.qk /= _length(cache.qk)
+            cache.pairs *= self._turn[t]
+            kv[:, :, :, t] = cache.kv
             # Scores are within SHARPNESS * sqrt(D), as q and k are normalised: no maximum to subtract.
-            weights = math.e ** (qkv[0].reshape(H, 1, D) @ keys.swapaxes(1, 2))
-            weights /= weights.sum(-1, keepdims=True)
-            x = x + (weights @ values).reshape(C).dot(c_proj)
-            h = _norm_one(x).dot(mlp_fc).clip(0)
+            weights = np.exp(cache.q @ keys[..., : t + 1])  # (B, H, 1, t + 1)
+            weights /= np.vecdot(weights, self._ones[: t + 1], keepdims=True)
+            np.matmul(weights, values[:, :, : t + 1], out=cache.heads)
+            x = x + cache.y @ c_proj
+            h = np.matmul(_unit(x), mlp_fc, out=cache.h)
+            np.maximum(h, 0, out=h)
             h *= h
-            x = x + h.dot(mlp_proj)
-        return _norm_one(x)
+            x += h @ mlp_proj
+        return _unit(x)
 
-    def _fill(self, matrix: Tensor, value: float) -> Tensor:
-        """(…, V) -> (…, square * square)."""
-        return F.pad(matrix, (0, self.square**2 - self.config.vocab_size), value=value).contiguous()
+    @torch.inference_mode()
+    def _look(self, ids: Array) -> Array:
+        """What `_read` gives, behind ids (B, T) read anew as far as the block holds them."""
+        window = torch.from_numpy(ids[:, -self.config.block_size :])
+        return _unit(self.model.hidden(window)[:, -1].numpy())
 
-    def _bias(self, mask: Tensor) -> Tensor:
-        """What to add to logits so that only what `mask` holds, bool (V,) or (B, V), is chosen."""
-        bias = torch.zeros(mask.shape, device=self.head.device)
-        return self._fill(bias.masked_fill_(~mask.to(bias.device), -math.inf), -math.inf)
-
-    def _noise(self, seed: int, numbers: Sequence[int], chunk: int) -> Tensor:
-        """Exponential random numbers for CHUNK columns of each text: (CHUNK, B, 2, square)."""
-        size, drawn = (CHUNK, 2, self.square), []
-        for number in numbers:
-            key = random.Random(f"{seed} {number} {chunk}").getrandbits(64)
-            uniform = torch.rand(size, generator=torch.Generator().manual_seed(key))
-            drawn.append(-uniform.clamp_(min=2**-25).log_())
-        return torch.stack(drawn, 1)
+    @torch.inference_mode()
+    def _plain(self, ids: Array) -> Array:
+        """The logits behind ids (T,) by the plain model, without cache and company: (V,)."""
+        window = torch.from_numpy(ids[-self.config.block_size :])
+        return self.model(window[None])[0][0, -1].numpy()
 
 
-def _norm_one(x: Array) -> Array:
-    """`norm` for one vector, a numpy array (C,)."""
-    return x * (len(x) / (float(x.dot(x)) + len(x) * EPS)) ** 0.5
+class Cache:
+    """Keys and values of B texts of up to T characters, and room for those of the next one: allocated
+    once, with the views in which a step reads and writes them."""
+
+    def __init__(self, config: GPTConfig, B: int, T: int) -> None:
+        C, H = config.n_embd, config.n_head
+        D = C // H
+        self.layers = []  # keys (B, H, D, T), values (B, H, T, D), both (B, 2, H, T, D)
+        for _ in range(config.n_layer):
+            kv = np.zeros((B, 2, H, T, D), np.float32)
+            self.layers.append((kv[:, 0].swapaxes(2, 3), kv[:, 1], kv))
+        qkv = np.empty((B, 3, H, D), np.float32)
+        self.qkv = qkv.reshape(B, 3 * C)
+        self.qk, self.kv = qkv[:, :2], qkv[:, 1:]  # (B, 2, H, D)
+        self.pairs = self.qk.view(np.complex64)  # (B, 2, H, D / 2)
+        self.q = qkv[:, 0, :, None]  # (B, H, 1, D)
+        self.heads = np.empty((B, H, 1, D), np.float32)
+        self.y = self.heads.reshape(B, C)
+        self.h = np.empty((B, 4 * C), np.float32)
 
 
-def draw(p: Array, noise: Array) -> Array:
-    """Draw from weights p (B, G * G), in proportion -> (B,); tensors or numpy arrays.
+class Choice:
+    """Chooses the next character of each text from `logits` (B, V), which hold the model's logits
+    times `sharper` and are spoilt by it."""
 
-    An exponential race: argmax p / E is distributed as p where all E are exponential. It runs in
-    two heats, first among G groups, then within the winning group, and so takes 2G random numbers
-    (B, 2, G) and not G * G. Unlike the inverse of a cumulative sum it gives the same character when p
-    changes by rounding, as it does with the number of texts in a batch.
-    """
-    B, _, G = noise.shape
-    groups = p.reshape(B, G, G)
-    group = (groups.sum(-1) / noise[:, 0]).argmax(-1)
-    within = groups[list(range(B)), group]
-    return group * G + (within / noise[:, 1]).argmax(-1)
+    def __init__(self, sampling: Sampling, V: int, seed: int, numbers: Sequence[int]) -> None:
+        self.sampling = sampling
+        self.sharper = 1.0 if sampling.greedy else 1 / sampling.temperature
+        self._groups = math.isqrt(V - 1) + 1  # see `_draw`
+        self._ones = np.ones(self._groups, np.float32)
+        self._weights = np.zeros((len(numbers), self._groups**2), np.float32)
+        self.logits = self._weights[:, :V]
+        self._seed, self._numbers, self._chunk = seed, numbers, -1
+
+    def __call__(
+        self, column: int, mask: Array | None, rows: slice = slice(None)
+    ) -> tuple[Array, Array]:
+        """The characters of these rows for a column, and whether each is clear, whatever the
+        rounding: both (rows,)."""
+        logits = self.logits[rows]
+        if mask is not None:
+            np.copyto(logits, -np.inf, where=~(mask[rows] if mask.ndim == 2 else mask))
+        if not self.sampling.greedy:
+            self.sampling.weigh(logits)
+            return self._draw(self._weights[rows], self._noise(column)[rows])
+        best, places = logits.argmax(-1), np.arange(len(logits))
+        least = logits[places, best] - LEAD
+        logits[places, best] = -np.inf
+        return best, logits.max(-1) < least
+
+    def _noise(self, column: int) -> Array:
+        """Exponential random numbers for a column of each text: (B, 2, groups)."""
+        chunk, place = divmod(column, CHUNK)
+        if chunk != self._chunk:
+            size, drawn = (CHUNK, 2, self._groups), []
+            for number in self._numbers:
+                key = random.Random(f"{self._seed} {number} {chunk}").getrandbits(64)
+                drawn.append(np.random.default_rng(key).standard_exponential(size, np.float32))
+            self._chunk, self._drawn = chunk, np.maximum(np.stack(drawn, 1), 2**-25)
+        return self._drawn[place]
+
+    def _draw(self, weights: Array, noise: Array) -> tuple[Array, Array]:
+        """Draw from weights (B, G * G), in proportion, by noise (B, 2, G).
+
+        An exponential race: argmax w / E is distributed as w where all E are exponential. It runs in
+        two heats, first among G groups (each takes every G-th character), then within the winning
+        group, and so takes 2G random numbers and not G * G.
+        """
+        B, _, G = noise.shape
+        table = weights.reshape(B, G, G)
+        first = (self._ones @ table) / noise[:, 0]
+        group = first.argmax(-1)
+        second = table[np.arange(B), :, group] / noise[:, 1]
+        place = second.argmax(-1)
+        least = math.exp(-LEAD * max(1, self.sharper))
+        return place * G + group, _clear(first, least) & _clear(second, least)
+
+
+def _clear(scores: Array, least: float) -> Array:
+    """Whether the highest of each row of scores (B, N) times `least` is above all others: (B,)."""
+    scores = np.partition(scores, -2)
+    return scores[:, -2] < scores[:, -1] * least
+
+
+def _length(x: Array) -> Array:
+    """The length of vectors (…, n), with the epsilon of `norm`: (…, 1)."""
+    return np.sqrt(np.vecdot(x, x, keepdims=True) + x.shape[-1] * EPS)
+
+
+def _unit(x: Array) -> Array:
+    """Vectors (…, n) at length 1."""
+    return x / _length(x)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from data.vocabulary import BOUNDARY, DataError, Vocabulary
 from writing.rhymes import Rhymes
@@ -19,7 +19,7 @@ from writing.rhymes import Rhymes
 COMMA, STOP = "，", "。"
 # What a keyboard without Chinese input writes, and what the corpus has in its place.
 FULL_WIDTH = str.maketrans({",": COMMA, ".": STOP, "?": "？", "!": "！", ";": "；", ":": "："})
-Mask = Callable[[Sequence[Sequence[int]]], Tensor | None]
+Mask = Callable[[np.ndarray], np.ndarray | None]
 
 
 @dataclass(frozen=True)
@@ -96,13 +96,13 @@ class FormMask:
         require_marks(vocabulary)
         self.form = form
         self._heads = dict(zip(range(0, 99, form.width + 1), acrostic, strict=False))
-        of_verse = torch.tensor([character.isalpha() for character in vocabulary.characters])
+        of_verse = np.array([character.isalpha() for character in vocabulary.characters])
         self._masks = []
         for place, sign in enumerate(form.pattern + BOUNDARY):
             sign = self._heads.get(place, sign)
             mask = of_verse
             if place in self._heads or sign != "字":
-                mask = torch.zeros(len(vocabulary), dtype=torch.bool)
+                mask = np.zeros(len(vocabulary), bool)
                 mask[vocabulary.encode(sign)] = True
             self._masks.append(mask)
 
@@ -121,9 +121,9 @@ class FormMask:
                 raise DataError(f"character {place + 1} of the prompt is {character}, but a line of "
                                 f"{self.form.name} has {self.form.width} characters")  # fmt: skip
 
-    def __call__(self, rows: Sequence[Sequence[int]]) -> Tensor:
-        """Ids of texts of one length, "\\n" first -> bool (V,)."""
-        return self._masks[min(len(rows[0]) - 1, len(self._masks) - 1)]
+    def __call__(self, ids: np.ndarray) -> np.ndarray:
+        """Ids of texts (B, T), "\\n" first -> bool (V,)."""
+        return self._masks[min(ids.shape[1] - 1, len(self._masks) - 1)]
 
 
 class RhymeMask:
@@ -133,12 +133,12 @@ class RhymeMask:
     def __init__(self, rhymes: Rhymes, vocabulary: Vocabulary) -> None:
         require_marks(vocabulary)
         [self._comma] = vocabulary.encode(COMMA)
-        self._groups = torch.tensor([rhymes.group(c) for c in vocabulary.characters])
-        sizes = torch.bincount(self._groups + 1)[self._groups + 1]
+        self._groups = np.array([rhymes.group(c) for c in vocabulary.characters])
+        sizes = np.bincount(self._groups + 1)[self._groups + 1]
         # The second line may end in any character with enough others to rhyme with.
         self._opening = (self._groups >= 0) & (sizes >= rhymes.ENOUGH)
 
-    def _row(self, text: Sequence[int]) -> Tensor | None:
+    def _row(self, text: list[int]) -> np.ndarray | None:
         width = text.index(self._comma) if self._comma in text else 0
         line, place = divmod(len(text), width + 1)
         if not width or place != width - 1 or line % 2 == 0:
@@ -150,20 +150,20 @@ class RhymeMask:
         mask[ends] = False
         return mask if self._groups[ends[0]] >= 0 and mask.any() else None
 
-    def __call__(self, rows: Sequence[Sequence[int]]) -> Tensor | None:
-        """Ids of texts of one length, "\\n" first -> bool (B, V), or None where no line ends."""
-        masks = [self._row(row[1:]) for row in rows]
+    def __call__(self, ids: np.ndarray) -> np.ndarray | None:
+        """Ids of texts (B, T), "\\n" first -> bool (B, V), or None where no line ends."""
+        masks = [self._row(text) for text in ids[:, 1:].tolist()]
         if all(mask is None for mask in masks):
             return None
-        anything = torch.ones(len(self._groups), dtype=torch.bool)
-        return torch.stack([anything if mask is None else mask for mask in masks])
+        anything = np.ones(len(self._groups), bool)
+        return np.stack([anything if mask is None else mask for mask in masks])
 
 
 def both(masks: Sequence[Mask]) -> Mask | None:
     """What all masks allow."""
 
-    def allowed(rows: Sequence[Sequence[int]]) -> Tensor | None:
-        found = [mask for mask in (mask(rows) for mask in masks) if mask is not None]
-        return torch.stack(torch.broadcast_tensors(*found)).all(0) if found else None
+    def allowed(ids: np.ndarray) -> np.ndarray | None:
+        found = [mask for mask in (mask(ids) for mask in masks) if mask is not None]
+        return reduce(np.logical_and, found) if found else None
 
     return allowed if masks else None
