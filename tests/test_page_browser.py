@@ -431,7 +431,7 @@ def test_theme_follows_the_system_and_the_switch(open_page, scheme):
 
 
 def test_text_is_never_markup(open_page):
-    text = "</script><b>&\"'<img src=x onerror=alert(1)>🌕{{data}}"
+    text = "</script><b>&\"'<img src=x onerror=alert(1)>🌕{{data}}\u202e\ud800\x07"
     maps = made_up_maps(text, 1, 2, (0, 5))
     atlas = [[{"key": "x", "name_zh": "<i>名</i>", "name_en": "<i>", "score": 2.0}] * 2]
     data = {
@@ -441,7 +441,10 @@ def test_text_is_never_markup(open_page):
         "run": {"config": {"data": "<b>poems</b>"}},
     }
     page = open_page(data)
-    assert page.locator(".character .glyph").all_text_contents() == ["始", *text.replace(" ", "␣")]
+    assert page.locator(".character .glyph").all_text_contents() == [
+        "始",
+        *re.sub("[ \u202e\ud800\x07]", "␣", text),
+    ]
     expect(page.locator(".head-name").first).to_have_text("<i>名</i>")
     assert page.locator("#strip b, #strip img, .head i:not(.thumb-rows i), footer b").count() == 0
     assert page.title() == "</title><b>"
@@ -451,6 +454,8 @@ def test_a_page_with_one_map_and_nothing_else(open_page):
     maps = made_up_maps("明月", 1, 1, (700,))
     maps[0] = type(maps[0])(maps[0].weights, maps[0].tokens, 700, math.nan)
     page = open_page({"texts": page_texts({"0": maps})})
+    expect(page.locator("#map-title")).to_have_text("第 1 层第 1 头")  # of one head no mean
+    expect(page.locator(".pill:visible")).to_have_count(0)
     character(page, 2).click()
     character(page, 2).click() if shown(page)[0] == "" else None
     assert shown(page) == expected(maps[0].weights[0, 0], 2)

@@ -179,7 +179,7 @@
   /** How a character is shown; the newline that starts (or ends) a poem gets a visible mark. */
   function glyph(character, isEnd = false) {
     if (character === "\n") return isEnd ? words().end : words().start;
-    return /^\s$/u.test(character) ? "␣" : character;
+    return /^[\s\p{Cc}\p{Cf}\p{Cs}]$/u.test(character) ? "␣" : character; // what has no shape
   }
 
   /** A character of the text with its position, so that repeated ones stay apart. */
@@ -526,6 +526,7 @@
     byId("heads").style.setProperty("--columns", columns);
     byId("heads").style.setProperty("--columns-wide", clamp(N_HEAD, 4, 8));
     byId("heads").replaceChildren(...layers);
+    byId("mean-all").hidden = N_LAYER * N_HEAD === 1;
   }
 
   function headButton(kind, layer, head, title, ...content) {
@@ -658,6 +659,7 @@
     byId("map").setAttribute("aria-label", say("mapLabel"));
     byId("map-scroll").style.setProperty("--cell", `${cellSize}px`);
     byId("map-scroll").classList.toggle("tight", cellSize < 20);
+    byId("mask-note").hidden = size() * cellSize < 330; // it would lie over the cells
     const labels = () =>
       text().tokens.map((character, position) =>
         element(
@@ -1008,7 +1010,7 @@
     if (chosen && chosen.layer <= N_LAYER && chosen.head <= N_HEAD)
       return [chosen.layer - 1, chosen.head - 1];
     const kinds = (DATA.atlas || []).flat().map((entry) => entry.key);
-    const first = kinds.indexOf("meaning");
+    const first = N_LAYER * N_HEAD === 1 ? 0 : kinds.indexOf("meaning");
     return first < 0 ? [MEAN, MEAN] : [Math.floor(first / N_HEAD), first % N_HEAD];
   }
 
