@@ -51,7 +51,7 @@ def test_the_notebook_runs(tmp_path, monkeypatch):
     notebook = nbformat.read(ROOT / "notebooks" / "attention.ipynb", as_version=4)
     path = {"path": str(ROOT / "notebooks")}
     NotebookClient(
-        notebook, timeout=240, kernel_name="python3", resources={"metadata": path}
+        notebook, timeout=900, kernel_name="python3", resources={"metadata": path}
     ).execute()
     pictures = [
         output
