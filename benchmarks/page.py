@@ -99,13 +99,13 @@ def main(argv: list[str]) -> None:
     parser.add_argument("run", nargs="?", help="folder of a run, to measure its page too")
     parser.add_argument("--quick", action="store_true", help="fewer rounds; keep nothing")
     args = parser.parse_args(argv)
+    run = Path(args.run) / "attention.html" if args.run else None
+    if run and not run.is_file():
+        raise UsageError(f"no {run}: run `python view.py {args.run}` first")
     if find_spec("playwright") is None:
         raise UsageError("playwright not installed: run `pip install -r requirements-dev.txt`")
     from playwright.sync_api import sync_playwright
 
-    run = Path(args.run) / "attention.html" if args.run else None
-    if run and not run.is_file():
-        raise UsageError(f"no {run}: run `python view.py {args.run}` first")
     rounds = 2 if args.quick else 10
     rows = []
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:

@@ -9,12 +9,15 @@ import math
 import re
 from dataclasses import dataclass
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks import page as benchmark
+from command_line import UsageError
 from maps.page import build_page, embed_json, pack_cuts, pack_weights, page_texts, write_page
 
 PROBES = (
@@ -504,3 +507,38 @@ def test_a_failed_write_leaves_the_old_page(tmp_path):
         write_page(path, small_page(run={"config": {"seed": object()}}))
     assert path.read_bytes() == before
     assert [entry.name for entry in tmp_path.iterdir()] == ["attention.html"]
+
+
+# ---------------------------------------------------------------- the benchmark
+
+
+def test_the_benchmark_builds_the_page_that_it_speaks_of():
+    (text,) = benchmark.made_up_texts()
+    assert (len(text["tokens"]) - 1, text["n_layer"] * text["n_head"]) == (64, 16)
+    assert len({snapshot["weights"] for snapshot in text["snapshots"]}) == 20
+    build_page({"texts": [text]})
+
+
+def test_the_benchmark_says_what_is_missing(monkeypatch, tmp_path):
+    with pytest.raises(UsageError, match=r"attention.html: run `python view.py"):
+        benchmark.main([str(tmp_path)])
+    monkeypatch.setattr(benchmark, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match="run `pip install -r requirements-dev.txt`"):
+        benchmark.main([])
+
+
+def test_the_browser_is_the_named_one_or_one_on_the_path_or_playwrights_own(monkeypatch, tmp_path):
+    own = tmp_path / "chrome"
+    chromium = SimpleNamespace(executable_path=str(own))
+    playwright = SimpleNamespace(chromium=chromium)
+    found = {"google-chrome": "/usr/bin/google-chrome"}
+    monkeypatch.setattr("shutil.which", found.get)
+    monkeypatch.setenv("CHROMIUM", "/opt/chromium")
+    assert benchmark.find_browser(playwright) == "/opt/chromium"
+    monkeypatch.delenv("CHROMIUM")
+    assert benchmark.find_browser(playwright) == "/usr/bin/google-chrome"
+    found.clear()
+    with pytest.raises(UsageError, match="run `python -m playwright install chromium`"):
+        benchmark.find_browser(playwright)
+    own.touch()
+    assert benchmark.find_browser(playwright) == str(own)

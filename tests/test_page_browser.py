@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
 import re
-import shutil
 
 import numpy as np
 import pytest
 
+from benchmarks.page import find_browser
+from command_line import UsageError
 from maps.page import page_texts, write_page
 from tests.test_page import (
     PROBES,
@@ -34,18 +34,13 @@ LIGHT, MOON, FROST = 5, 4, 11  # positions of 光, 月, 霜 in the first text
 MEANING = (1, 1)  # the head chosen in the made-up evidence, counted from 0
 
 
-def find_chromium() -> str | None:
-    names = ("chromium", "chromium-browser", "google-chrome", "chrome", "msedge")
-    found = (shutil.which(name) for name in names)
-    return os.environ.get("CHROMIUM") or next(filter(None, found), None)
-
-
 @pytest.fixture(scope="module")
 def browser():
-    path = find_chromium()
-    if path is None:
-        pytest.skip("no Chromium: set CHROMIUM or put chromium on the PATH")
     with sync_api.sync_playwright() as playwright:
+        try:
+            path = find_browser(playwright)
+        except UsageError as error:
+            pytest.skip(str(error))
         arguments = ["--no-sandbox", "--disable-gpu"]
         started = playwright.chromium.launch(
             executable_path=path, args=arguments, timeout=3 * PATIENCE
