@@ -1,6 +1,6 @@
 """What the poems of a trained model are like, beside held-out real ones: figures, no adjectives.
 
-- not one of the four forms: poems that are not exactly 五绝, 七绝, 五律 or 七律
+- no form: poems that are not exactly 五绝, 七绝, 五律 or 七律
 - repeated: characters that stood earlier in the same poem, of all, punctuation apart
 - rhymed: poems whose even lines all end in one rhyme group, as learned from the training poems
 - longest copy: mean length of a poem's longest run that also stands in a training poem

@@ -1,9 +1,12 @@
-"""Writing characters beside transformers' GPT-2 with its cache on, and beside what memory allows.
+"""Writing characters beside transformers' GPT-2 with its cache on, and beside what the machine
+allows.
 
-Both models have the same shape and random weights, and write the same number of characters by the
-same number of threads; they take turns, and each figure is the median of its rounds. The memory's
-limit is the time in which this machine, one thread, reads as many bytes as the weights have that
-each character needs; a batch reads them once for all its texts.
+Both models have the same shape and random weights, and write the same number of characters by as
+many threads as there are cores; they take turns, and each figure is the median of its rounds. Both
+sample from all characters, without top_k. The memory's limit is the time in which this machine, one
+thread, reads as many bytes as the weights have that each character needs; a batch reads them once
+for all its texts. The arithmetic's limit is the rate of its float32 matrix products at their best
+size.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from statistics import median
 import torch
 
 from benchmarks.common import SIZES, publish, table
+from benchmarks.flops import peak, training_flops
 from benchmarks.reference import build
 from command_line import Parser
 from data.corpus import POEMS, Corpus, read_documents
@@ -22,7 +26,7 @@ from model.generate import Engine, Sampling
 from model.gpt import GPT, GPTConfig
 
 CHARACTERS = 63  # with the start, what transformers' model has positions for
-BATCHES = (1, 64)
+GOALS = {1: 7, 64: 5}  # by the number of texts, times transformers' characters/s
 
 
 def seconds(writers: list[Callable[[], object]], rounds: int) -> list[float]:
@@ -61,9 +65,10 @@ def main(argv: list[str]) -> None:
     peer.generation_config.eos_token_id = None  # neither model stops early
     needed = sum(p.numel() for p in model.parameters()) - model.wte.weight.numel()
     limit = read_seconds(4 * needed, rounds)
+    flops, best = training_flops(model.config, CHARACTERS / 2) / 3, peak(torch.float32)
 
     rows = []
-    for count in BATCHES:
+    for count in GOALS:
         for name, temperature in (("greedy", 0.0), ("sampled", 1.0)):
 
             def ours(count=count, temperature=temperature) -> int:
@@ -87,10 +92,25 @@ def main(argv: list[str]) -> None:
             if not ours() == theirs() == count * CHARACTERS:
                 raise RuntimeError("the two did not write the same number of characters")
             mine, other = seconds([ours, theirs], rounds if count == 1 else max(3, rounds // 3))
-            speeds = [f"{count * CHARACTERS / taken:,.0f}" for taken in (mine, other)]
-            share = f"{limit * CHARACTERS / mine:.0%}"
-            rows.append((f"{count} × {name}", *speeds, f"{other / mine:.1f}", share))
-    header = ("texts", "ours, characters/s", "transformers", "ratio", "of the memory's limit")
+            speed, peers = (count * CHARACTERS / taken for taken in (mine, other))
+            goal = GOALS[count]
+            rows.append(
+                (
+                    f"{count} × {name}",
+                    f"{speed:,.0f}",
+                    f"{peers:,.0f}",
+                    f"{speed / peers:.1f}",
+                    goal,
+                    f"{limit * CHARACTERS / mine:.0%}",
+                    f"{speed * flops / best:.0%}",
+                    f"{goal * peers * flops / best:.0%}",
+                )
+            )
+    header = ("texts", "ours, characters/s", "transformers", "ratio", "goal")
+    header += ("of the memory's limit", "of the arithmetic's", "the goal needs")
     text = table(header, rows)
-    text += f"\n\nWeights read for a character: {4 * needed / 1e6:.1f} MB in {limit * 1e6:.0f} µs."
+    text += (
+        f"\n\nWeights read for a character: {4 * needed / 1e6:.1f} MB in {limit * 1e6:.0f} µs. "
+        f"Arithmetic of a character: {flops / 1e6:.2f} MFLOP, at most {best / 1e9:.0f} GFLOP/s."
+    )
     publish("sampling", text, keep=rounds > 3)

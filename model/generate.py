@@ -204,10 +204,9 @@ class Cache:
     def __init__(self, config: GPTConfig, B: int, T: int) -> None:
         C, H = config.n_embd, config.n_head
         D = C // H
-        self.layers = []  # keys (B, H, D, T), values (B, H, T, D), both (B, 2, H, T, D)
-        for _ in range(config.n_layer):
-            kv = np.zeros((B, 2, H, T, D), np.float32)
-            self.layers.append((kv[:, 0].swapaxes(2, 3), kv[:, 1], kv))
+        whole = np.zeros((config.n_layer, B, 2, H, T, D), np.float32)
+        # Of each layer keys (B, H, D, T), values (B, H, T, D) and both (B, 2, H, T, D).
+        self.layers = [(kv[:, 0].swapaxes(2, 3), kv[:, 1], kv) for kv in whole]
         qkv = np.empty((B, 3, H, D), np.float32)
         self.qkv = qkv.reshape(B, 3 * C)
         self.qk, self.kv = qkv[:, :2], qkv[:, 1:]  # (B, 2, H, D)
