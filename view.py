@@ -10,7 +10,6 @@ python view.py out/poems                         maps that `sample.py --maps out
 
 from __future__ import annotations
 
-import json
 import sys
 import webbrowser
 from argparse import Namespace
@@ -29,8 +28,17 @@ from maps.look import check_head, draw_head, look_at
 from maps.lookup import format_partners, looks_for, partner_dicts
 from maps.picture import draw_loss, draw_maps
 from maps.report import evidence_dict, format_evidence, gather_evidence
-from maps.run_page import ATLAS, EVIDENCE, read_metrics, run_maps, write_maps_page, write_run_page
-from model.checkpoint import CheckpointError, load_model, replacing, untrained_model
+from maps.run_page import (
+    ATLAS,
+    EVIDENCE,
+    keep,
+    read_metrics,
+    run_maps,
+    write_json,
+    write_maps_page,
+    write_run_page,
+)
+from model.checkpoint import CheckpointError, load_model, untrained_model
 from model.gpt import GPT
 from writing.forms import full_width
 
@@ -144,7 +152,7 @@ def show_evidence(args: Namespace, trained: Trained, corpus: Corpus) -> Any:
         gather_evidence(model, untrained, vocabulary, *poems, query, args.key, partners)
     )
     print(format_evidence(evidence))
-    write_json(Path(args.out_dir) / EVIDENCE, evidence)
+    keep(args.out_dir, EVIDENCE, trained.state, evidence)
     return evidence
 
 
@@ -153,7 +161,7 @@ def show_atlas(args: Namespace, trained: Trained, corpus: Corpus) -> Any:
     heads = head_atlas(trained.model, trained.vocabulary, corpus.train, corpus.val)
     print(format_atlas(heads))
     atlas = atlas_dict(heads)
-    write_json(Path(args.out_dir) / ATLAS, atlas)
+    keep(args.out_dir, ATLAS, trained.state, atlas)
     return atlas
 
 
@@ -181,12 +189,6 @@ def make_page(args: Namespace, trained: Trained | None) -> None:
     say(f"wrote {page}, {size / 1e6:.2f} MB")
     if args.open and not webbrowser.open(page.resolve().as_uri()):
         say(f"no browser found: open {page} yourself")
-
-
-def write_json(path: str | Path, value: Any) -> None:
-    """A JSON file, whole or not at all."""
-    with replacing(path) as file:
-        file.write(json.dumps(value, ensure_ascii=False, allow_nan=False, indent=1).encode())
 
 
 def say(text: str) -> None:

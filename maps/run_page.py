@@ -15,6 +15,7 @@ from maps.capture import AttentionMap, MapError, capture, load_map, saved_maps
 from maps.corpus_maps import evaluating
 from maps.cutting import cuts_for_text
 from maps.page import page_texts, write_page
+from model.checkpoint import replacing
 from model.gpt import GPT
 
 EVIDENCE, ATLAS = "evidence.json", "atlas.json"  # what `view.py` leaves in the folder for the page
@@ -44,14 +45,33 @@ def read_metrics(out_dir: str | Path) -> list[dict[str, Any]]:
         raise MapError(f"{path} is damaged ({error}): train anew") from None
 
 
-def read_json(path: Path) -> Any:
-    """What a JSON file holds, None where there is none. Raises MapError where it is damaged."""
+def write_json(path: str | Path, value: Any) -> None:
+    """A JSON file, whole or not at all."""
+    with replacing(path) as file:
+        file.write(json.dumps(value, ensure_ascii=False, allow_nan=False, indent=1).encode())
+
+
+def keep(out_dir: str | Path, name: str, state: dict[str, Any], found: Any) -> None:
+    """Leave in the folder, for the page, what was found about the model of `state`."""
+    write_json(Path(out_dir) / name, {"model": _model_of(state), "found": found})
+
+
+def kept(out_dir: str | Path, name: str, state: dict[str, Any]) -> Any:
+    """What `keep` left about the model of `state`; None where there is nothing, or what there is
+    is about another model, since trained on or anew. Raises MapError where the file is damaged."""
+    path = Path(out_dir) / name
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        held = json.loads(path.read_text(encoding="utf-8"))
+        return held["found"] if held["model"] == _model_of(state) else None
     except FileNotFoundError:
         return None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
         raise MapError(f"{path} is damaged ({error}): delete it") from None
+
+
+def _model_of(state: dict[str, Any]) -> str:
+    """What tells a model from those before and after it: its step and its loss, to all digits."""
+    return f"step {state['step']}, loss {state['val_loss']!r}"
 
 
 def run_maps(out_dir: str | Path) -> dict[str, list[AttentionMap]]:
@@ -123,7 +143,7 @@ def write_run_page(
             {name: cuts_for_text(model, vocabulary, text) for name, text in shown.items()},
         ),
         "loss": [[m["step"], m["train_loss"], m["val_loss"]] for m in read_metrics(out_dir)],
-        "atlas": read_json(Path(out_dir) / ATLAS),
-        "evidence": read_json(Path(out_dir) / EVIDENCE),
+        "atlas": kept(out_dir, ATLAS, state),
+        "evidence": kept(out_dir, EVIDENCE, state),
     }
     return write_page(path, {name: value for name, value in data.items() if value is not None})

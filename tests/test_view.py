@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from data.vocabulary import Vocabulary
 from maps.capture import AttentionMap, capture, load_map, map_path, save_map, saved_maps
@@ -112,9 +113,12 @@ def test_opens_the_page(run, monkeypatch):
     assert f"no browser found: open {run / 'attention.html'}" in view(run, "--open").err
 
 
-@pytest.mark.parametrize("name", ["evidence.json", "metrics.jsonl"])
-def test_a_page_from_damaged_files_is_refused(run, name):
-    (run / name).write_text('{"query": ', encoding="utf-8", newline="\n")
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("evidence.json", "[]"), ("atlas.json", '{"found": '), ("metrics.jsonl", '{"step": ')],
+)
+def test_a_page_from_damaged_files_is_refused(run, name, text):
+    (run / name).write_text(text, encoding="utf-8", newline="\n")
     before = (run / "attention.html").read_bytes()
     refused(f"{name} is damaged", run)
     assert (run / "attention.html").read_bytes() == before
@@ -221,7 +225,7 @@ def test_evidence_on_too_few_poems_says_so(run):
     assert asked["poems"] < MIN_POEMS and asked["too_small"]
     assert asked["lift1"] is None and asked["lift2"] is None
     # It is kept, and the page shows it.
-    assert json.loads((run / "evidence.json").read_text(encoding="utf-8")) == evidence
+    assert json.loads((run / "evidence.json").read_text(encoding="utf-8"))["found"] == evidence
     assert page_data(run / "attention.html")["evidence"]["rows"][0]["n"] == asked["n"]
 
 
@@ -238,7 +242,18 @@ def test_the_atlas_names_every_head(run):
     assert outcome.out
     atlas = json.loads((run.parent / "found.json").read_text(encoding="utf-8"))["atlas"]
     assert [len(layer) for layer in atlas] == [2, 2]
-    assert json.loads((run / "atlas.json").read_text(encoding="utf-8")) == atlas
+    assert page_data(run / "attention.html")["atlas"] == atlas
+
+
+def test_what_was_found_about_another_model_is_not_shown(run):
+    """A run that is trained on or anew leaves evidence.json and atlas.json in its folder."""
+    view(run, "--atlas")
+    state = torch.load(run / "ckpt.pt", weights_only=True)
+    torch.save(state | {"val_loss": state["val_loss"] + 1e-6}, run / "ckpt.pt")
+    view(run)
+    assert "atlas" not in page_data(run / "attention.html")
+    torch.save(state, run / "ckpt.pt")
+    view(run)
     assert "atlas" in page_data(run / "attention.html")
 
 
