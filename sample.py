@@ -12,7 +12,6 @@ from argparse import Namespace
 from collections.abc import Iterable
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from command_line import Parser, UsageError, run
 from data.trained_on import corpus_of
@@ -25,6 +24,7 @@ from writing.novelty import NoveltyIndex
 from writing.rhymes import Rhymes
 
 BATCH = 64  # poems written at once
+MOST = 1_000_000  # poems, or characters of one
 
 
 def parse(argv: list[str]) -> tuple[Namespace, Sampling]:
@@ -47,8 +47,8 @@ def parse(argv: list[str]) -> tuple[Namespace, Sampling]:
     add("--maps", metavar="DIR", help="save each poem's attention map here")
     args = parser.parse_args(argv)
     for name in ("num_samples", "max_new_tokens"):
-        if getattr(args, name) < 1:
-            raise UsageError(f"{name} must be 1 or above, not {getattr(args, name)}")
+        if not 1 <= getattr(args, name) <= MOST:
+            raise UsageError(f"{name} must be from 1 to {MOST:,}, not {getattr(args, name)}")
     if args.maps and (Path(args.maps) / "attention").exists():
         raise UsageError(f"{args.maps} already holds maps: name another folder")
     try:
@@ -62,21 +62,23 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def make_masks(args: Namespace, prompt: str, vocabulary: Vocabulary, state: dict) -> list:
-    """What --form, --acrostic and --rhyme allow. Raises DataError or UsageError."""
+def make_masks(args: Namespace, prompt: str, vocabulary: Vocabulary, poems: list[str]) -> list:
+    """What --form, --acrostic and --rhyme, learned from `poems`, allow. Raises DataError or
+    UsageError."""
     masks = []
-    vocabulary.encode(args.acrostic)
+    acrostic = full_width(args.acrostic, vocabulary)
+    vocabulary.encode(acrostic)
     form = find_form(args.form) if args.form else None
-    if args.acrostic:
-        form = acrostic_form(args.acrostic, form)
+    if acrostic:
+        form = acrostic_form(acrostic, form)
     if form:
-        masks.append(FormMask(form, vocabulary, args.acrostic))
+        masks.append(FormMask(form, vocabulary, acrostic))
         masks[0].check(prompt)
         needed = len(form.pattern) - len(prompt)
         if args.max_new_tokens < needed:
             raise UsageError(f"{form.name} needs {needed} new characters: raise --max_new_tokens")
     if args.rhyme:
-        masks.append(RhymeMask(Rhymes(corpus_of(state).train), vocabulary))
+        masks.append(RhymeMask(Rhymes(poems), vocabulary))
     return masks
 
 
@@ -116,9 +118,9 @@ class Printer:
         sys.stdout.flush()
 
 
-def report_novelty(poems: list[str], state: dict[str, Any]) -> None:
+def report_novelty(poems: list[str], training: list[str]) -> None:
     """Say of each poem what it shares with training poems, and the means over all."""
-    index = NoveltyIndex(corpus_of(state).train)
+    index = NoveltyIndex(training)
     found = [index.measure(poem) for poem in poems]
     for number, novelty in enumerate(found, 1):
         say(
@@ -155,7 +157,11 @@ def main(argv: list[str]) -> int:
     if BOUNDARY in prompt:
         raise UsageError("the prompt has a line feed in it: give one line")
     ids = vocabulary.encode(BOUNDARY) + vocabulary.encode(prompt)
-    allowed = both(make_masks(args, prompt, vocabulary, state))
+    # What can go wrong goes wrong before the first poem is written.
+    training = corpus_of(state).train if args.rhyme or args.novelty else []
+    allowed = both(make_masks(args, prompt, vocabulary, training))
+    if args.maps:
+        Path(args.maps).mkdir(parents=True, exist_ok=True)
     engine = Engine(model)
     printer = Printer(prompt, args.num_samples, args.pretty)
     printer.show()
@@ -173,7 +179,7 @@ def main(argv: list[str]) -> int:
         printer.end(numbers)
         printer.show()
     if args.novelty:
-        report_novelty(printer.texts, state)
+        report_novelty(printer.texts, training)
     if args.maps:
         save_maps(printer.texts, args.maps, model, vocabulary, state)
     return 0

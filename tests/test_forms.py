@@ -91,7 +91,7 @@ def test_the_length_of_an_acrostic_decides_the_form():
 
 
 def test_names_of_forms():
-    for name, pinyin in zip(FORMS, ["wujue", "qijue", "wulü", "qilü"], strict=True):
+    for name, pinyin in zip(FORMS, ["wujue", "QIJUE", "wulü", "qilu\u0308"], strict=True):
         assert find_form(pinyin) is find_form(name) is FORMS[name]
     with pytest.raises(DataError, match="sonnet"):
         find_form("sonnet")
@@ -137,6 +137,8 @@ def test_a_vocabulary_without_punctuation_of_verse_is_refused():
 
 def test_half_width_punctuation_is_read_as_full_width(vocabulary):
     assert full_width("明月, 山水.花?", vocabulary) == "明月，山水。花？"
+    assert full_width("\u3000明\t月｡\xa0", vocabulary) == "明月。"
+    assert full_width("明\n月", vocabulary) == "明\n月"
     english = Vocabulary.of(["to be, or not to be."])
     assert full_width("to be, or", english) == "to be, or"
 

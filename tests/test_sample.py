@@ -76,7 +76,7 @@ def test_200_poems_of_a_form_that_rhyme(sample, tiny_corpus, name):
 def test_200_acrostics(sample):
     for poem in poems(sample("--acrostic=明月山水", "--num_samples=200")):
         assert re.fullmatch(r"明\w{4}，月\w{4}。山\w{4}，水\w{4}。", poem)
-    for poem in poems(sample("--acrostic=明月山水", "--form=qijue", "--prompt=明月")):
+    for poem in poems(sample("--acrostic=明 月 山 水", "--form=qijue", "--prompt=明月")):
         assert re.fullmatch(r"明月\w{5}，月\w{6}。山\w{6}，水\w{6}。", poem)
 
 
@@ -123,7 +123,9 @@ def test_maps_of_the_poems_are_saved(sample, tmp_path):
         (["--top_p=1.1"], "top_p"),
         (["--top_k=-1"], "top_k"),
         (["--num_samples=0"], "num_samples"),
+        (["--num_samples=99999999999999"], "num_samples"),
         (["--max_new_tokens=0"], "max_new_tokens"),
+        (["--max_new_tokens=99999999999999"], "max_new_tokens"),
         (["--form=sonnet"], "unknown form sonnet"),
         (["--form=五绝", "--prompt=床前明月光光"], "character 6 of the prompt is 光"),
         (["--form=七律", "--max_new_tokens=20"], "七律 needs 64"),
@@ -135,6 +137,7 @@ def test_maps_of_the_poems_are_saved(sample, tmp_path):
         (["--prompt=月\n月"], "line feed"),
         (["--promt=月"], "did you mean --prompt?"),
         (["--out_dir=nowhere"], "run `python train.py"),
+        (["--maps=sample.py"], "sample.py"),
     ],
 )
 def test_wrong_use_is_one_line_and_exit_code_2(sample, flags, said):
@@ -151,14 +154,15 @@ def test_a_damaged_checkpoint_is_refused(tmp_path, tiny_run):
     assert str(tmp_path / "ckpt.pt") in outcome.err
 
 
-def test_novelty_needs_the_text_of_the_training(tmp_path, tiny_run, tiny_corpus):
+@pytest.mark.parametrize("flag", ["--rhyme", "--novelty"])
+def test_what_learns_from_the_training_poems_needs_them(tmp_path, tiny_run, flag):
     state = load_checkpoint(tiny_run / "ckpt.pt")
     other = tmp_path / "other.txt"
     other.write_text("明月\n" * 20, encoding="utf-8", newline="\n")
     state["config"]["data"] = str(other)
     save_checkpoint(tmp_path / "ckpt.pt", state)
-    outcome = run_script("sample.py", f"--out_dir={tmp_path}", "--rhyme")
-    assert outcome.code == 2 and "no longer the text" in outcome.err
+    outcome = run_script("sample.py", f"--out_dir={tmp_path}", flag)
+    assert (outcome.code, outcome.out) == (2, "") and "no longer the text" in outcome.err
 
 
 @pytest.mark.slow

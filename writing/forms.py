@@ -7,6 +7,7 @@ which characters may come next (see `Allowed` in model/generate.py).
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -18,7 +19,7 @@ from writing.rhymes import Rhymes
 
 COMMA, STOP = "，", "。"
 # What a keyboard without Chinese input writes, and what the corpus has in its place.
-FULL_WIDTH = str.maketrans({",": COMMA, ".": STOP, "?": "？", "!": "！", ";": "；", ":": "："})
+FULL_WIDTH = str.maketrans(",.｡?!;:", "，。。？！；：")
 Mask = Callable[[np.ndarray], np.ndarray | None]
 
 
@@ -47,6 +48,7 @@ PINYIN |= {"wulv": "五律", "qilv": "七律", "wulu": "五律", "qilu": "七律
 
 def find_form(name: str) -> Form:
     """The form of a name, Chinese or pinyin. Raises DataError."""
+    name = unicodedata.normalize("NFC", name.strip())  # some systems hand over ü in two parts
     form = FORMS.get(PINYIN.get(name.lower(), name))
     if form is None:
         raise DataError(f"unknown form {name}: take 五绝, 七绝, 五律 or 七律 (or wujue, qijue, …)")
@@ -76,7 +78,7 @@ def full_width(text: str, vocabulary: Vocabulary) -> str:
     """`text` with half-width punctuation made full-width, and spaces left out, where the vocabulary
     does not have them."""
     return "".join(
-        character if character in vocabulary else character.translate(FULL_WIDTH).strip(" \u3000")
+        character if character in vocabulary else character.translate(FULL_WIDTH).strip()
         for character in text
     )
 
