@@ -97,8 +97,9 @@ class Engine:
         self._head = (model.lm_head.weight * C**0.5).T.contiguous().numpy()
         rotary = model.blocks[0].attn.rotary
         turn = torch.complex(rotary.cos[:, : D // 2], rotary.sin[:, D // 2 :])
-        # (block_size, q or k, 1, D / 2), with the length of q (over attention's sqrt(D)) and of k.
-        self._turn = torch.stack([SHARPNESS * turn, D**0.5 * turn], 1).unsqueeze(2).numpy()
+        # (block_size, q or k, H, D / 2), with the length of q (over attention's sqrt(D)) and of k.
+        turn = torch.stack([SHARPNESS * turn, D**0.5 * turn], 1).unsqueeze(2)
+        self._turn = turn.repeat(1, 1, H, 1).numpy()
         self._ones = np.ones(config.block_size, np.float32)
 
     def stream(
@@ -179,7 +180,7 @@ class Engine:
             np.matmul(weights, values[:, :, : t + 1], out=cache.heads)
             x = x + cache.y @ c_proj
             h = np.matmul(_unit(x), mlp_fc, out=cache.h)
-            np.maximum(h, 0, out=h)
+            np.maximum(h, cache.zero, out=h)
             h *= h
             x += h @ mlp_proj
         return _unit(x)
@@ -215,6 +216,7 @@ class Cache:
         self.heads = np.empty((B, H, 1, D), np.float32)
         self.y = self.heads.reshape(B, C)
         self.h = np.empty((B, 4 * C), np.float32)
+        self.zero = np.zeros_like(self.h)  # numpy's maximum of two arrays is the fast one
 
 
 class Choice:
