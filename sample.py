@@ -48,7 +48,8 @@ def parse(argv: list[str]) -> tuple[Namespace, Sampling]:
     args = parser.parse_args(argv)
     for name in ("num_samples", "max_new_tokens"):
         if not 1 <= getattr(args, name) <= MOST:
-            raise UsageError(f"{name} must be from 1 to {MOST:,}, not {getattr(args, name)}")
+            limit = "1 or above" if getattr(args, name) < 1 else f"at most {MOST:,}"
+            raise UsageError(f"{name} must be {limit}, not {getattr(args, name)}")
     if args.maps and (Path(args.maps) / "attention").exists():
         raise UsageError(f"{args.maps} already holds maps: name another folder")
     try:
