@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from model.gpt import GPT, SHARPNESS, GPTConfig, norm
+from model.gpt import GPT, GPTConfig, norm
 
 EPS = torch.finfo(torch.float32).eps  # as in `norm`
 CHUNK = 64  # columns whose random numbers are drawn at once
@@ -80,26 +80,23 @@ class Engine:
         self.config = config = model.config
         C, H = config.n_embd, config.n_head
         D = C // H
-        # A rotation turns channel i together with i + D/2; side by side they are one complex number.
-        pairs = torch.arange(D).view(2, D // 2).T.flatten()
         self._embedding = norm(model.wte.weight).numpy()
         self._layers = []
         for block in model.blocks:
-            c_attn = block.attn.c_attn.weight.view(3, H, D, C).clone()
-            c_attn[:2] = c_attn[:2, :, pairs]
+            c_attn = block.attn.c_attn.weight * C**0.5  # what reads a unit vector restores sqrt(C)
+            c_attn[:C] /= D**0.5  # attention's scale, on W_q
             matrices = [
-                c_attn.view(3 * C, C) * C**0.5,  # what reads a vector of length 1 restores sqrt(C)
+                c_attn,
                 block.attn.c_proj.weight,
                 block.mlp.c_fc.weight * C**0.5,
                 block.mlp.c_proj.weight,
             ]
             self._layers.append([matrix.T.contiguous().numpy() for matrix in matrices])
         self._head = (model.lm_head.weight * C**0.5).T.contiguous().numpy()
-        rotary = model.blocks[0].attn.rotary
-        turn = torch.complex(rotary.cos[:, : D // 2], rotary.sin[:, D // 2 :])
-        # (block_size, q or k, H, D / 2), with the length of q (over attention's sqrt(D)) and of k.
-        turn = torch.stack([SHARPNESS * turn, D**0.5 * turn], 1).unsqueeze(2)
-        self._turn = turn.repeat(1, 1, H, 1).numpy()
+        # The heads' liking for a distance, the query's own place last: (H, 1, block_size).
+        self._liking = [
+            block.attn.distance_bias.flip(1).unsqueeze(1).numpy() for block in model.blocks
+        ]
         self._ones = np.ones(config.block_size, np.float32)
 
     def stream(
@@ -168,14 +165,14 @@ class Engine:
         """Read one character of each text, ids (B,), at position t: what the output layer reads, as
         vectors of length 1 (B, C)."""
         x = self._embedding[ids]
-        layers = zip(self._layers, cache.layers, strict=True)
-        for (c_attn, c_proj, mlp_fc, mlp_proj), (keys, values, kv) in layers:
+        layers = zip(self._layers, self._liking, cache.layers, strict=True)
+        for (c_attn, c_proj, mlp_fc, mlp_proj), liking, (keys, values, kv) in layers:
             np.matmul(_unit(x), c_attn, out=cache.qkv)
-            cache.qk /= _length(cache.qk)
-            cache.pairs *= self._turn[t]
             kv[:, :, :, t] = cache.kv
-            # Scores are within SHARPNESS * sqrt(D), as q and k are normalised: no maximum to subtract.
-            weights = np.exp(cache.q @ keys[..., : t + 1])  # (B, H, 1, t + 1)
+            weights = cache.q @ keys[..., : t + 1]  # (B, H, 1, t + 1)
+            weights += liking[..., -t - 1 :]
+            weights -= weights.max(-1, keepdims=True)
+            np.exp(weights, out=weights)
             weights /= np.vecdot(weights, self._ones[: t + 1], keepdims=True)
             np.matmul(weights, values[:, :, : t + 1], out=cache.heads)
             x = x + cache.y @ c_proj
@@ -210,8 +207,7 @@ class Cache:
         self.layers = [(kv[:, 0].swapaxes(2, 3), kv[:, 1], kv) for kv in whole]
         qkv = np.empty((B, 3, H, D), np.float32)
         self.qkv = qkv.reshape(B, 3 * C)
-        self.qk, self.kv = qkv[:, :2], qkv[:, 1:]  # (B, 2, H, D)
-        self.pairs = self.qk.view(np.complex64)  # (B, 2, H, D / 2)
+        self.kv = qkv[:, 1:]  # (B, 2, H, D)
         self.q = qkv[:, 0, :, None]  # (B, H, 1, D)
         self.heads = np.empty((B, H, 1, D), np.float32)
         self.y = self.heads.reshape(B, C)

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from model.functions import norm, squared_relu
 from model.loss import linear_cross_entropy
 
-# Length of q against k. With 1 the scores of 16 channels stay within ±4: among sixty characters that
-# a head does not care about (score 0), the one it looks for would get no more than half the weight.
-SHARPNESS = 2.0
+# Up to this length plain products are the faster on a CPU: torch 2.13's fused kernel leaves threads
+# idle there, and with a mask to be learned it falls back to slower products of its own.
+SHORT = 128
 IGNORE = -1  # a target that is not predicted: padding behind the end of a shorter text
 
 
@@ -40,42 +40,14 @@ class GPTConfig:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.n_embd % self.n_head:
             raise ValueError(f"n_embd {self.n_embd} is not divisible by n_head {self.n_head}")
-        if self.n_embd // self.n_head % 2:
-            raise ValueError(
-                f"n_embd / n_head must be even for rotary positions, "
-                f"not {self.n_embd} / {self.n_head} = {self.n_embd // self.n_head}"
-            )
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be in [0, 1), not {self.dropout}")
 
 
-class Rotary(nn.Module):
-    """Rotary positions (RoFormer, arXiv:2104.09864): turn pairs of channels by angles that grow with
-    the position, so that q·k depends on how far apart two characters stand and not on where they
-    stand. Half of the pairs are left as they are: with them a head can ask for a character
-    wherever it stands."""
-
-    def __init__(self, head_size: int, block_size: int, base: float = 100.0) -> None:
-        super().__init__()
-        pairs = head_size // 2
-        turning = (pairs + 1) // 2
-        frequency = torch.zeros(pairs)  # radians a position: 1 down to 1 / base, then 0
-        frequency[:turning] = base ** -torch.linspace(0, 1, turning)
-        angle = torch.outer(torch.arange(block_size).float(), frequency)  # (block_size, D / 2)
-        # Computed anew from the sizes, so neither belongs in a checkpoint.
-        self.register_buffer("cos", torch.cat([angle.cos(), angle.cos()], -1), persistent=False)
-        self.register_buffer("sin", torch.cat([-angle.sin(), angle.sin()], -1), persistent=False)
-
-    def forward(self, x: Tensor, start: int = 0) -> Tensor:
-        """Turn x (..., T, D), whose first character stands at position `start`."""
-        cos = self.cos[start : start + x.size(-2)]
-        sin = self.sin[start : start + x.size(-2)]
-        return x * cos + x.roll(x.size(-1) // 2, -1) * sin  # roll swaps the two halves
-
-
 class CausalSelfAttention(nn.Module):
-    """H heads that look back. `forward` trains by torch's fused kernel; `explicit` does the same in
-    the lesson's five lines and also hands out the weights. The two are equal to rounding."""
+    """H heads that look back. `forward` trains, by torch's fused kernel where that is the faster;
+    `explicit` does the same in the lesson's five lines and also hands out the weights. Fused or not,
+    the result is equal to rounding."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -84,34 +56,36 @@ class CausalSelfAttention(nn.Module):
         self.dropout = config.dropout
         self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, bias=False)  # W_q, W_k, W_v
         self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=False)
-        self.rotary = Rotary(self.head_size, config.block_size)
+        # How much each head likes to look a given number of characters back, whatever stands there
+        # (T5's relative positions, arXiv:1910.10683, one for each distance).
+        self.distance_bias = nn.Parameter(torch.zeros(config.n_head, config.block_size))
+        position = torch.arange(config.block_size)
+        distance = position[:, None] - position
+        # Computed anew from the sizes, so it does not belong in a checkpoint.
+        self.register_buffer("distance", distance.clamp(min=0), persistent=False)
 
-    def qkv(self, x: Tensor, start: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-        """What each character asks for, offers and hands over.
-
-        x (B, T, C), its first character at position `start` -> q, k, v, each (B, H, T, D). q and k
-        are normalised (arXiv:2010.04245), so no dot product can grow without bound, and turned by
-        their positions; q is then made longer, so that a head can make up its mind.
-        """
+    def qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What each character asks for, offers and hands over: x (B, T, C) -> q, k, v, each
+        (B, H, T, D)."""
         B, T, _ = x.shape
-        qkv = self.c_attn(x).view(B, T, 3, self.n_head, self.head_size)
-        qk, v = qkv.permute(2, 0, 3, 1, 4).split([2, 1])
-        # One copy, into the order in which norm, rotation and attention read.
-        qk = qk.to(torch.float32, memory_format=torch.contiguous_format)
-        q, k = self.rotary(norm(qk), start)
-        # On a CPU the fused kernel's backward is six times slower in bfloat16 than in float32.
+        q, k, v = self.c_attn(x).view(B, T, 3, self.n_head, self.head_size).unbind(2)
+        # On a CPU attention in bfloat16 is several times slower than in float32.
         dtype = torch.float32 if x.device.type == "cpu" else v.dtype
-        return (SHARPNESS * q).to(dtype), k.to(dtype), v[0].to(dtype)
+        return tuple(y.transpose(1, 2).to(dtype) for y in (q, k, v))
+
+    def mask(self, T: int) -> Tensor:
+        """What is added to the scores of T characters: the heads' liking for each distance, and
+        minus infinity where the key comes later than the query -> (H, T, T)."""
+        liking = self.distance_bias[:, self.distance[:T, :T]]
+        return liking + torch.full((T, T), -math.inf, device=liking.device).triu(1)
 
     def weights(self, q: Tensor, k: Tensor) -> Tensor:
         """How much each character (row) looks at each earlier one (column).
 
         q, k (B, H, T, D) -> (B, H, T, T); every row sums to 1, the upper triangle is exactly 0.
         """
-        T = q.size(-2)
-        scores = q @ k.transpose(-2, -1) / math.sqrt(self.head_size)
-        future = torch.ones(T, T, dtype=torch.bool, device=q.device).triu(1)
-        return scores.masked_fill(future, -math.inf).softmax(-1)
+        scores = q / math.sqrt(self.head_size) @ k.transpose(-2, -1)
+        return (scores + self.mask(q.size(-2))).softmax(-1)
 
     def merge(self, y: Tensor) -> Tensor:
         """Join the heads: y (B, H, T, D) -> (B, T, C)."""
@@ -128,7 +102,11 @@ class CausalSelfAttention(nn.Module):
         q, k, v = self.qkv(x)
         dropout = self.dropout if self.training else 0.0
         with torch.autocast(x.device.type, enabled=False):  # keep the dtype that qkv chose
-            y = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout)
+            if x.device.type == "cpu" and x.size(1) <= SHORT and not dropout:
+                y = self.weights(q, k) @ v
+            else:
+                mask = self.mask(q.size(-2)).to(q.dtype)
+                y = F.scaled_dot_product_attention(q, k, v, mask, dropout)
         return self.merge(y)
 
 
@@ -177,13 +155,15 @@ class GPT(nn.Module):
     def reset_parameters(self) -> None:
         """Uniform weights of variance 1/(3 fan_in), as nn.Linear's own. Each matrix that writes to
         the residual stream starts at zero, so that a new block changes nothing (arXiv:1901.09321).
-        So does W_q: before training every head looks at all characters alike, the average of the
-        lesson's first step, and whatever it prefers later it has learned."""
-        nn.init.normal_(self.wte.weight)
+        So do W_q and the liking for distances: before training every head looks at all characters
+        alike, the average of the lesson's first step, and whatever it prefers later it has learned.
+        """
         for name, p in self.named_parameters():
-            if name.endswith(("c_proj.weight", "lm_head.weight")):
+            if name == "wte.weight":
+                nn.init.normal_(p)
+            elif name.endswith(("c_proj.weight", "lm_head.weight", "distance_bias")):
                 nn.init.zeros_(p)
-            elif p.ndim == 2 and name != "wte.weight":
+            else:
                 nn.init.uniform_(p, -(p.size(1) ** -0.5), p.size(1) ** -0.5)
         for block in self.blocks:
             nn.init.zeros_(block.attn.c_attn.weight[: self.config.n_embd])

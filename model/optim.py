@@ -61,7 +61,7 @@ class Optimizer:
 class AdamW(Optimizer):
     """torch.optim.AdamW (arXiv:1711.05101), by its function that updates all at once."""
 
-    def __init__(self, params, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.95)) -> None:
+    def __init__(self, params, lr: float = 1e-3, betas: tuple[float, float] = (0.8, 0.99)) -> None:
         super().__init__(params, lr=lr, betas=betas)
 
     @torch.no_grad()
@@ -99,12 +99,20 @@ class AdamW(Optimizer):
 
 class Muon(Optimizer):
     """torch.optim.Muon with the matrices of one shape orthogonalised together: on a CPU the many
-    small products cost more in overhead than in arithmetic. Equal to it in rounding (tests)."""
+    small products cost more in overhead than in arithmetic. Equal to it in rounding (tests).
+
+    A parameter of a group is `pieces` matrices of one size, one below the other.
+    """
 
     def __init__(
-        self, params, lr: float, momentum: float = 0.95, weight_decay: float = 0.0
+        self,
+        params: Iterable[nn.Parameter | dict[str, Any]],
+        lr: float,
+        momentum: float = 0.95,
+        weight_decay: float = 0.0,
+        pieces: int = 1,
     ) -> None:
-        super().__init__(params, lr=lr, momentum=momentum, weight_decay=weight_decay)
+        super().__init__(params, lr=lr, momentum=momentum, weight_decay=weight_decay, pieces=pieces)
 
     @torch.no_grad()
     def step(self) -> None:
@@ -122,7 +130,9 @@ class Muon(Optimizer):
                 grads = [p.grad for p in params]
                 torch._foreach_lerp_(buffers, grads, 1 - group["momentum"])
                 updates = torch._foreach_lerp(grads, buffers, group["momentum"])
-                updates = orthogonalize(torch.stack(updates)).to(params[0].dtype).unbind()
+                rows //= group["pieces"]
+                matrices = orthogonalize(torch.stack(updates).view(-1, rows, columns))
+                updates = matrices.to(params[0].dtype).view(len(params), -1, columns).unbind()
                 torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
                 scale = math.sqrt(max(1, rows / columns))
                 torch._foreach_add_(params, updates, alpha=-group["lr"] * scale)
@@ -131,16 +141,22 @@ class Muon(Optimizer):
 def make_optimizers(
     model: GPT, embedding_lr: float, output_lr: float, muon_lr: float, weight_decay: float
 ) -> list[Optimizer]:
-    """Muon for the matrices inside the blocks; AdamW for the embedding and the output layer, whose
-    rows belong to single characters, each at its own rate. A group keeps its peak as `peak_lr`."""
+    """Muon for the matrices inside the blocks, W_q, W_k and W_v each for itself; AdamW for the
+    embedding and the output layer, whose rows belong to single characters, each at its own rate, and
+    for the heads' liking for distances. A group keeps its peak as `peak_lr`."""
+    stacked = [block.attn.c_attn.weight for block in model.blocks]
+    biases = [block.attn.distance_bias for block in model.blocks]
+    others = set(model.blocks.parameters()) - {*stacked, *biases}
+    matrices = [
+        {"params": stacked, "pieces": 3},
+        {"params": [p for p in model.blocks.parameters() if p in others]},
+    ]
     rows = [
         {"params": [model.wte.weight], "lr": embedding_lr},
         {"params": [model.lm_head.weight], "lr": output_lr},
+        {"params": biases, "lr": muon_lr},
     ]
-    optimizers = [
-        Muon(model.blocks.parameters(), lr=muon_lr, weight_decay=weight_decay),
-        AdamW(rows),
-    ]
+    optimizers = [Muon(matrices, lr=muon_lr, weight_decay=weight_decay), AdamW(rows)]
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["peak_lr"] = group["lr"]

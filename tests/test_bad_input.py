@@ -222,7 +222,6 @@ CASES = [
     train(
         "contradicting sizes", "n_embd 50 is not divisible by n_head 4", "--n_embd=50", "--n_head=4"
     ),
-    train("odd heads", "must be even for rotary positions", "--n_embd=20", "--n_head=4"),
     train("negative size", "n_layer must be at least 1, not -2", "--n_layer=-2"),
     train("no steps", "max_iters must be above zero", "--max_iters=0"),
     train("no batch", "batch_size must be above zero", "--batch_size=0"),

@@ -41,8 +41,7 @@ def without_key(attention, query, key, cut_heads):
     def forward(x):
         q, k, v = attention.qkv(x)
         scores = q @ k.transpose(-2, -1) / math.sqrt(attention.head_size)
-        size = scores.size(-1)
-        scores = scores.masked_fill(torch.ones(size, size, dtype=torch.bool).triu(1), -math.inf)
+        scores = scores + attention.mask(scores.size(-1))
         scores[:, cut_heads, query, key] = -math.inf
         return attention.merge(scores.softmax(-1) @ v)
 

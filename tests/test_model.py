@@ -1,11 +1,12 @@
-"""The model against laws that any causal transformer with rotary positions must keep."""
+"""The model against laws that any causal transformer must keep."""
 
 import math
 
 import pytest
 import torch
 
-from model.gpt import GPT, IGNORE, SHARPNESS, GPTConfig, Rotary, norm
+from model import gpt
+from model.gpt import GPT, IGNORE, GPTConfig, norm
 
 SIZES = GPTConfig(vocab_size=50, block_size=24, n_layer=3, n_head=2, n_embd=16)
 
@@ -74,16 +75,21 @@ def test_one_batch_can_be_overfitted():
 def test_rows_of_weights_sum_to_one_and_the_future_is_exactly_zero(dtype):
     attention = made_up_model().blocks[1].attn
     q, k = torch.randn(2, 3, 2, 20, 8, dtype=dtype)
+    attention.to(dtype)
     weights = attention.weights(q, k)
     assert weights.shape == (3, 2, 20, 20)
     assert (weights.triu(1) == 0).all() and (weights.tril() > 0)[..., 0].all()
     torch.testing.assert_close(weights.sum(-1), torch.ones(3, 2, 20, dtype=dtype))
-    # The weighted sum written out for one cell: exp(q·k / sqrt D) over its sum.
-    scores = [math.exp(float(q[1, 1, 7] @ k[1, 1, j]) / math.sqrt(8)) for j in range(8)]
+    # Written out for one cell: exp(q·k / sqrt D + what the head likes at that distance) over its sum.
+    liking = attention.distance_bias[1].tolist()
+    products = (q[1, 1, 7] @ k[1, 1, :8].T / math.sqrt(8)).tolist()
+    scores = [math.exp(products[j] + liking[7 - j]) for j in range(8)]
     assert weights[1, 1, 7, 3].item() == pytest.approx(scores[3] / sum(scores), rel=1e-5)
 
 
-def test_explicit_path_equals_fused_path_in_values_and_gradients():
+@pytest.mark.parametrize("short", [0, 128])
+def test_explicit_path_equals_the_training_path_in_values_and_gradients(monkeypatch, short):
+    monkeypatch.setattr(gpt, "SHORT", short)
     attention = made_up_model().blocks[0].attn
     x = torch.randn(3, 24, 16, requires_grad=True)
     grad = torch.randn(3, 24, 16)
@@ -99,7 +105,8 @@ def test_explicit_path_equals_fused_path_in_values_and_gradients():
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
-def test_whole_model_on_the_explicit_path_gives_the_same_logits():
+def test_whole_model_on_the_explicit_path_gives_the_same_logits(monkeypatch):
+    monkeypatch.setattr(gpt, "SHORT", 0)
     model, idx = made_up_model(), texts(2, 24)
     fused = model(idx)[0]
     for block in model.blocks:
@@ -107,37 +114,23 @@ def test_whole_model_on_the_explicit_path_gives_the_same_logits():
     torch.testing.assert_close(model(idx)[0], fused, rtol=1e-4, atol=1e-4)
 
 
-def test_rotary_products_depend_on_the_distance_alone():
-    rotary = Rotary(head_size=8, block_size=64)
-    q, k = torch.randn(2, 8)
-    turned_q, turned_k = rotary(q.expand(64, 8)), rotary(k.expand(64, 8))
-    products = turned_q @ turned_k.T
-    for distance in (0, 1, 7, 40):
-        line = products.diagonal(-distance)
-        torch.testing.assert_close(line, line[:1].expand_as(line), rtol=1e-4, atol=1e-4)
-    assert products.diagonal(-1)[0] != pytest.approx(products.diagonal(-7)[0].item(), abs=1e-3)
-    torch.testing.assert_close(turned_q.norm(dim=-1), q.norm().expand(64))  # a turn, no stretch
+def test_among_equal_characters_weights_depend_on_the_distance_alone():
+    attention = made_up_model().blocks[0].attn
+    with torch.no_grad():
+        weights = attention.explicit(torch.ones(1, 24, 16))[1][0]
+    # Two distances in one row: the ratio of their weights is the same in every row.
+    for near, far in ((0, 1), (1, 7), (3, 20)):
+        ratio = weights.diagonal(-near, -2, -1)[:, far - near :] / weights.diagonal(-far, -2, -1)
+        liking = attention.distance_bias[:, near] - attention.distance_bias[:, far]
+        torch.testing.assert_close(ratio, liking.exp()[:, None].expand_as(ratio))
 
 
-def test_rotary_against_complex_numbers():
-    rotary, x = Rotary(head_size=6, block_size=10, base=100.0), torch.randn(10, 6)
-    pairs = torch.complex(x[:, :3], x[:, 3:])  # channel i together with i + D/2
-    angle = torch.arange(10.0)[:, None] * torch.tensor([1.0, 1 / 100, 0.0])  # the last one stays
-    turned = pairs * torch.polar(torch.ones_like(angle), angle)
-    torch.testing.assert_close(rotary(x), torch.cat([turned.real, turned.imag], -1))
-
-
-def test_rotary_start_continues_where_a_text_left_off():
-    rotary, x = Rotary(8, 16), torch.randn(10, 8)
-    torch.testing.assert_close(rotary(x)[6:], rotary(x[6:], start=6))
-
-
-def test_q_and_k_are_normalised():
-    q, k, v = made_up_model().blocks[0].attn.qkv(torch.randn(2, 9, 16))
-    assert q.shape == k.shape == v.shape == (2, 2, 9, 8)
-    for x, length in ((q, SHARPNESS), (k, 1.0)):  # root mean squares
-        expected = torch.full((2, 2, 9), length**2)
-        torch.testing.assert_close(x.square().mean(-1), expected, rtol=1e-4, atol=1e-4)
+def test_a_new_model_looks_at_all_characters_alike():
+    model, idx = GPT(SIZES), texts(1, 24)
+    for block in model.blocks:
+        weights = block.attn.explicit(norm(model.wte(idx)))[1]
+        uniform = torch.ones(24, 24).tril() / torch.arange(1, 25)[:, None]
+        torch.testing.assert_close(weights[0], uniform.expand(2, 24, 24))
 
 
 def test_norm_is_rms_norm():
@@ -184,7 +177,6 @@ def test_longer_than_the_block_is_refused():
     ("wrong", "says"),
     [
         ({"n_embd": 18, "n_head": 4}, "not divisible"),
-        ({"n_embd": 12, "n_head": 4}, "even for rotary"),
         ({"n_layer": 0}, "n_layer must be at least 1"),
         ({"block_size": -3}, "block_size must be at least 1"),
         ({"dropout": 1.0}, r"dropout must be in \[0, 1\)"),

@@ -33,6 +33,22 @@ def test_muon_takes_the_steps_of_torchs_muon(weight_decay):
         assert (a - b).norm() <= 0.01 * moved and moved > 0.1
 
 
+def test_stacked_matrices_move_as_if_each_were_alone():
+    torch.manual_seed(0)
+    start = torch.randn(24, 8)
+    together = nn.Parameter(start.clone())
+    alone = [nn.Parameter(part.clone()) for part in start.chunk(3)]
+    optimizers = [Muon([together], lr=0.02, pieces=3), Muon(alone, lr=0.02)]
+    for _ in range(4):
+        together.grad = torch.randn(24, 8)
+        for p, part in zip(alone, together.grad.chunk(3), strict=True):
+            p.grad = part.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    torch.testing.assert_close(together, torch.cat(alone), rtol=0, atol=1e-3)
+    assert (together - start).norm() > 0.1
+
+
 def test_adamw_takes_the_steps_of_torchs_adamw_and_goes_on_from_its_state():
     torch.manual_seed(0)
     ours, theirs = ([nn.Parameter(torch.ones(9, 4)), nn.Parameter(torch.ones(5))] for _ in "ab")
@@ -90,13 +106,19 @@ def test_orthogonalize_keeps_singular_vectors_and_evens_their_values(shape):
 def test_every_parameter_has_one_optimizer_and_keeps_its_peak():
     model = GPT(GPTConfig(20, n_layer=2, n_head=1, n_embd=8))
     muon, adamw = make_optimizers(
-        model, embedding_lr=0.1, output_lr=0.01, muon_lr=0.02, weight_decay=0.1
+        model,
+        embedding_lr=0.1,
+        output_lr=0.01,
+        muon_lr=0.02,
+        weight_decay=0.1,
     )
     held = [p for o in (muon, adamw) for group in o.param_groups for p in group["params"]]
     assert len(held) == len(set(held)) == len(list(model.parameters()))
     assert {p.shape for p in adamw.param_groups[0]["params"]} == {(20, 8)}
     groups = muon.param_groups + adamw.param_groups
-    assert [group["peak_lr"] for group in groups] == [0.02, 0.1, 0.01]
+    assert [group["peak_lr"] for group in groups] == [0.02, 0.02, 0.1, 0.01, 0.02]
+    assert muon.param_groups[0]["pieces"] == 3
+    assert {p.shape for p in muon.param_groups[0]["params"]} == {(24, 8)}
 
 
 def test_schedule_rises_stays_and_falls_to_zero():
