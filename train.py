@@ -37,7 +37,13 @@ from data.vocabulary import BOUNDARY, DataError, Vocabulary
 from maps.capture import MapError, capture, map_path, save_map
 from maps.look import look_at
 from maps.run_page import write_run_page
-from model.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from model.checkpoint import (
+    CheckpointError,
+    fitting,
+    load_checkpoint,
+    load_weights,
+    save_checkpoint,
+)
 from model.generate import Engine, Sampling
 from model.gpt import GPT, GPTConfig
 from model.machine import (
@@ -170,16 +176,16 @@ def counting_baselines(corpus: Corpus) -> list[dict]:
     ]
 
 
-def check_memory(config: TrainConfig, model_config: GPTConfig) -> None:
+def check_memory(config: TrainConfig, model_config: GPTConfig, device: str) -> None:
     """Refuse sizes that this machine cannot hold, before anything is allocated."""
     c = model_config
-    parameters = 2 * c.vocab_size * c.n_embd + 12 * c.n_layer * c.n_embd**2
     tokens = max(config.batch_size / config.accumulation, c.block_size)
-    # Weights, gradients and two moments in float32; about 30 numbers a channel, layer and token;
-    # the attention weights; the logits' error.
-    activations = tokens * (30 * c.n_layer * c.n_embd + 2 * c.vocab_size)
-    activations += tokens * c.block_size * c.n_head
-    needed, memory = 4 * (4 * parameters + activations), physical_memory()
+    # Weights, gradients and two moments in float32; about 30 numbers a channel, layer and token; the
+    # attention weights, which cuda's kernels do not keep; the mask and the distances (of 8 bytes).
+    attention = 0 if device.startswith("cuda") else c.n_head * c.block_size
+    activations = tokens * c.n_layer * (30 * c.n_embd + attention)
+    masks = (c.n_head + 2 * c.n_layer) * c.block_size**2
+    needed, memory = 4 * (4 * c.parameters + activations + masks), physical_memory()
     if memory and needed > memory:
         raise UsageError(
             f"these sizes need about {needed / 1e9:,.1f} GB, this machine has {memory / 1e9:,.1f}: "
@@ -244,7 +250,7 @@ def main(argv: list[str]) -> int:
     corpus = Corpus(documents, config.fold, config.probes)
     vocabulary = corpus.vocabulary
     model_config = config.model_config(len(vocabulary))
-    check_memory(config, model_config)
+    check_memory(config, model_config, device)
     train_set = Batches(corpus.train, vocabulary, config.block_size, config.batch_size)
     val_set = Batches(corpus.val, vocabulary, config.block_size, config.batch_size)
     for probe in config.probes:
@@ -253,11 +259,11 @@ def main(argv: list[str]) -> int:
             raise UsageError("a probe is one line of text: give at least one character")
         if len(probe) >= config.block_size:
             raise UsageError(f"the probe {probe} is longer than block_size {config.block_size}")
-    state = load_checkpoint(Path(config.out_dir) / "ckpt.pt") if resume else None
+    checkpoint = Path(config.out_dir) / "ckpt.pt"
+    state = load_checkpoint(checkpoint) if resume else None
     if state:
         check_same(config, digest, state)
-    dtype = pick_dtype(state["dtype"] if state else config.dtype, device)
-    folder = RunFolder(config.out_dir, resume, overwrite) if first else None
+    dtype = pick_dtype(state.get("dtype", config.dtype) if state else config.dtype, device)
 
     # The model and its optimizers.
     torch.manual_seed(config.seed)
@@ -269,15 +275,18 @@ def main(argv: list[str]) -> int:
         config.muon_learning_rate,
         config.weight_decay,
     )
-    step, tokens, elapsed, train_loss = 0, 0, 0.0, (0.0, 0)
+    step, tokens, elapsed, train_loss, val_loss, baselines = 0, 0, 0.0, (0.0, 0), None, []
     if state:
-        model.load_state_dict(state["model"])
-        for optimizer, saved in zip(optimizers, state["optimizer"], strict=True):
-            optimizer.load_state_dict(saved)
-        torch.set_rng_state(state["rng"])
-        step, tokens, elapsed, train_loss = (
-            state[name] for name in ("step", "tokens", "elapsed_s", "train_loss")
-        )
+        with fitting(checkpoint):
+            load_weights(model, state["model"])
+            for optimizer, saved in zip(optimizers, state["optimizer"], strict=True):
+                optimizer.load_state_dict(saved)
+            torch.set_rng_state(state["rng"])
+            step, tokens, elapsed, train_loss, val_loss, baselines = (
+                state[name]
+                for name in ("step", "tokens", "elapsed_s", "train_loss", "val_loss", "baselines")
+            )
+    folder = RunFolder(config.out_dir, resume, overwrite) if first else None
     loss_of = TrainingLoss(model)
     if config.compile:
         loss_of = torch.compile(loss_of)
@@ -317,8 +326,6 @@ def main(argv: list[str]) -> int:
 
     stopping = Stopping()
     started = time.perf_counter() - elapsed
-    val_loss = state["val_loss"] if state else None
-    baselines = state["baselines"] if state else []
     bar = tqdm(total=config.max_iters, initial=step, unit="step", disable=not (first and TERMINAL))
     if first:
         parameters = sum(p.numel() for p in model.parameters())

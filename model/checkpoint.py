@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import io
 import os
 import zipfile
@@ -15,7 +17,14 @@ import torch
 from model.gpt import GPT, GPTConfig
 
 FORMAT = "mini-character-gpt 1"
-KEYS = ("model_config", "characters", "model", "config", "step", "val_loss")  # what all readers use
+KINDS = {  # what all readers use
+    "model_config": dict,
+    "characters": str,
+    "model": dict,
+    "config": dict,
+    "step": int,
+    "val_loss": float,
+}
 
 
 class CheckpointError(ValueError):
@@ -26,8 +35,13 @@ class CheckpointError(ValueError):
 def replacing(path: str | Path) -> Iterator[BinaryIO]:
     """A binary file to write what shall stand at `path`: on success it takes the place of what stood
     there, in one step and flushed to disk; on any failure what stood there stays and nothing else
-    is left."""
+    is left. A link stays a link. Raises OSError that names `path`, also where a folder or a device
+    stands there."""
     path = Path(path)
+    if path.is_symlink():
+        path = path.resolve()
+    if path.exists() and not path.is_file():
+        raise FileExistsError(errno.EEXIST, "a folder or device is there", str(path))
     temporary = path.with_name(path.name + ".tmp")
     try:
         with open(temporary, "wb") as file:
@@ -36,9 +50,11 @@ def replacing(path: str | Path) -> Iterator[BinaryIO]:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException as error:
-        temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and not error.filename:  # a full disk names no file
-            error.filename = str(path)
+        with contextlib.suppress(OSError):  # where it could not be made, it cannot be removed
+            temporary.unlink()
+        # A full disk names no file, other failures one that the user has never heard of.
+        if isinstance(error, OSError) and error.filename in (None, str(temporary)):
+            error.filename, error.filename2 = str(path), None
         raise
 
 
@@ -79,25 +95,53 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} {kind}: train anew or name another out_dir") from None
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise CheckpointError(f"{path} is no checkpoint of this program: train one with train.py")
-    missing = [name for name in KEYS if name not in state]
+    missing = [name for name in KINDS if name not in state]
     if missing:
         raise CheckpointError(f"{path} lacks {', '.join(missing)}: train anew")
+    for name, kind in KINDS.items():
+        if not isinstance(state[name], kind):
+            raise CheckpointError(f"{path} holds no {kind.__name__} as {name}: train anew")
     return state
+
+
+@contextmanager
+def fitting(path: str | Path) -> Iterator[None]:
+    """Within it the parts of a checkpoint are put in place: what does not fit (parts of another
+    version of this program, or of another program) becomes a CheckpointError."""
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+        reason = " ".join(reason.split()).rstrip(".")
+        advice = "train anew, or name another out_dir"
+        raise CheckpointError(f"{path} does not fit this model: {reason}; {advice}") from None
+
+
+def load_weights(model: GPT, weights: dict[str, Any]) -> None:
+    """Put the weights of a checkpoint into a model. Raises ValueError or RuntimeError."""
+    model.load_state_dict(weights)
+    spoilt = [name for name, p in model.named_parameters() if not p.isfinite().all()]
+    if spoilt:
+        raise ValueError(f"{spoilt[0]} is not finite")
 
 
 def load_model(path: str | Path) -> tuple[GPT, str, dict[str, Any]]:
     """The model of a checkpoint, on the CPU and in evaluation mode, its vocabulary as one string in
     id order, and the whole state. Raises CheckpointError."""
     state = load_checkpoint(path)
-    try:
-        model = GPT(GPTConfig(**state["model_config"]))
-        model.load_state_dict(state["model"])
+    with fitting(path):
+        config = GPTConfig(**state["model_config"])
+        values = sum(tensor.numel() for tensor in state["model"].values())
+        if values != config.parameters:  # known before memory for them is taken
+            raise ValueError(
+                f"it holds {values:,} weights, a model of its sizes {config.parameters:,}, unless "
+                "another version of this program made it"
+            )
+        model = GPT(config)
+        load_weights(model, state["model"])
         characters = state["characters"]
-        if len(characters) != model.config.vocab_size:
+        if len(characters) != config.vocab_size:
             raise ValueError("the vocabulary has another size than the model")
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
-        raise CheckpointError(f"{path} does not fit this model: {reason}") from None
     return model.eval(), characters, state
 
 

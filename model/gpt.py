@@ -43,6 +43,13 @@ class GPTConfig:
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be in [0, 1), not {self.dropout}")
 
+    @property
+    def parameters(self) -> int:
+        """How many numbers the model learns."""
+        embedding = output = self.vocab_size * self.n_embd
+        block = 12 * self.n_embd**2 + self.n_head * self.block_size
+        return embedding + self.n_layer * block + output
+
 
 class CausalSelfAttention(nn.Module):
     """H heads that look back. `forward` trains, by torch's fused kernel where that is the faster;

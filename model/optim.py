@@ -53,7 +53,13 @@ class Optimizer:
         return list(self.state.values())
 
     def load_state_dict(self, saved: list[dict[str, Tensor]]) -> None:
-        """Take over what `state_dict` gave."""
+        """Take over what `state_dict` gave. Raises ValueError where it is of other parameters: the
+        fused step would write beyond a smaller tensor."""
+        shapes = [{x.shape for x in state.values() if x.ndim} for state in saved]
+        if len(saved) != len(self.state) or any(
+            of_state - {p.shape} for p, of_state in zip(self.state, shapes, strict=True)
+        ):
+            raise ValueError("the optimizer's state is of other parameters")
         for p, state in zip(self.state, saved, strict=True):
             self.state[p] = {name: x.to(p.device, copy=True) for name, x in state.items()}
 

@@ -95,7 +95,14 @@ def bad(tmp_path_factory, tiny_run) -> Path:
         (bad / name).mkdir()
         torch.save(other, bad / name / "ckpt.pt")
     sizes = state["model_config"]
+    moments = [{k: v[..., :2] for k, v in of.items()} for of in state["optimizer"][0]]
     for name, change in {
+        "other_version": {
+            "model": {k: v for k, v in state["model"].items() if "distance_bias" not in k}
+        },
+        "other_moments": {"optimizer": [moments, state["optimizer"][1]]},
+        "fewer_moments": {"optimizer": [state["optimizer"][0][1:], state["optimizer"][1]]},
+        "random_state": {"rng": torch.ones(3)},
         "other_vocabulary": {"characters": state["characters"][:-2]},
         "other_sizes": {"model_config": sizes | {"n_embd": 32}},
         "no_sizes": {"model_config": sizes | {"n_head": 3}},
@@ -273,6 +280,10 @@ CASES = [
     resume("evil", "is damaged or not a checkpoint"),
     resume("nanogpt", "is no checkpoint of this program"),
     resume("lacking", "lacks model_config, characters"),
+    resume("other_version", "does not fit this model: Error(s) in loading state_dict"),
+    resume("other_moments", "the optimizer's state is of other parameters"),
+    resume("fewer_moments", "the optimizer's state is of other parameters"),
+    resume("random_state", "does not fit this model: RNG state"),
     # Samples
     *(
         sample(f"prompt: {name}", says, f"--prompt={text}")
@@ -311,6 +322,7 @@ CASES = [
             ("tensor", "is no checkpoint of this program"),
             ("lacking", "lacks model_config"),
             ("other_vocabulary", "does not fit this model"),
+            ("other_version", "does not fit this model"),
             ("other_sizes", "does not fit this model"),
             ("no_sizes", "does not fit this model"),
         )
@@ -349,6 +361,7 @@ CASES = [
             ("evil", "is damaged or not a checkpoint"),
             ("nanogpt", "is no checkpoint of this program"),
             ("other_vocabulary", "does not fit this model"),
+            ("other_version", "does not fit this model"),
             ("maps_object", "is damaged or no attention map"),
             ("maps_lacking", "is damaged or no attention map"),
             ("maps_truncated", "is damaged or no attention map"),

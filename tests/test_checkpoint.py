@@ -70,6 +70,34 @@ def test_replacing_keeps_the_former_file_when_writing_fails(tmp_path):
             assert raised.value.filename == str(path)
 
 
+@pytest.mark.parametrize("name", ["none/file", "file"])
+def test_a_failure_names_the_file_and_not_the_temporary_one(tmp_path, monkeypatch, name):
+    def refused(source, target):
+        raise PermissionError(13, "Permission denied", str(source), None, str(target))
+
+    monkeypatch.setattr(checkpoint_module.os, "replace", refused)
+    with pytest.raises(OSError) as raised, replacing(tmp_path / name):
+        pass
+    assert raised.value.filename == str(tmp_path / name) and raised.value.filename2 is None
+    assert not os.listdir(tmp_path)
+
+
+def test_replacing_keeps_a_folder_a_device_and_a_link(tmp_path):
+    (tmp_path / "folder").mkdir()
+    for path in (tmp_path / "folder", os.devnull):
+        with pytest.raises(FileExistsError) as raised, replacing(path):
+            raise AssertionError("it must not come so far")
+        assert raised.value.filename == str(path) and os.listdir(tmp_path) == ["folder"]
+    try:
+        (tmp_path / "link").symlink_to(tmp_path / "folder" / "file")
+    except OSError:
+        pytest.skip("no right to make links")
+    with replacing(tmp_path / "link") as file:
+        file.write(b"new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "folder" / "file").read_bytes() == b"new"
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_spoilt_weights_are_never_saved(tmp_path, state, value):
     path = tmp_path / "ckpt.pt"
@@ -167,8 +195,9 @@ def test_files_of_other_programs(tmp_path, state):
     [
         ({"characters": "\n床前月光"}, "another size"),
         ({"model_config": {"vocab_size": 4, "n_layr": 2}}, "n_layr"),
-        ({"model_config": {"vocab_size": 4, "n_layer": 2, "n_head": 1, "n_embd": 4}}, "state_dict"),
-        ({"model": {}}, "state_dict"),
+        ({"model_config": {"vocab_size": 4, "n_layer": 2, "n_head": 1, "n_embd": 4}}, "weights"),
+        ({"model_config": {"vocab_size": 4, "n_embd": 4_000_000}}, "weights"),  # before allocating
+        ({"model": {}}, "it holds 0 weights, a model of its sizes 232"),
     ],
 )
 def test_parts_that_do_not_fit_each_other(tmp_path, state, change, says):
@@ -176,6 +205,31 @@ def test_parts_that_do_not_fit_each_other(tmp_path, state, change, says):
     save_checkpoint(path, state | change)
     with pytest.raises(CheckpointError, match=f"does not fit.*{says}"):
         load_model(path)
+
+
+def test_a_checkpoint_of_another_version(tmp_path, state):
+    weights = {k: v for k, v in state["model"].items() if "distance_bias" not in k}
+    save_checkpoint(tmp_path / "ckpt.pt", state | {"model": weights})
+    with pytest.raises(CheckpointError, match="does not fit.*another version.*train anew"):
+        load_model(tmp_path / "ckpt.pt")
+
+
+def test_spoilt_weights_are_not_read_either(tmp_path, state):
+    state["model"]["wte.weight"][1, 2] = float("nan")
+    torch.save(state | {"format": checkpoint_module.FORMAT}, tmp_path / "ckpt.pt")
+    with pytest.raises(CheckpointError, match="wte.weight is not finite"):
+        load_model(tmp_path / "ckpt.pt")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("model", None), ("characters", ["\n", "床"]), ("step", "3"), ("val_loss", torch.ones(2))],
+)
+def test_parts_of_another_kind(tmp_path, state, name, value):
+    other = state | {"format": checkpoint_module.FORMAT, name: value}
+    torch.save(other, tmp_path / "ckpt.pt")
+    with pytest.raises(CheckpointError, match=f"holds no .* as {name}: train anew"):
+        load_checkpoint(tmp_path / "ckpt.pt")
 
 
 def test_missing(tmp_path):

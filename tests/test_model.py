@@ -133,6 +133,10 @@ def test_a_new_model_looks_at_all_characters_alike():
         torch.testing.assert_close(weights[0], uniform.expand(2, 24, 24))
 
 
+def test_parameters_are_counted():
+    assert SIZES.parameters == sum(p.numel() for p in GPT(SIZES).parameters())
+
+
 def test_norm_is_rms_norm():
     x = torch.randn(5, 16)
     torch.testing.assert_close(norm(x), x / x.square().mean(-1, keepdim=True).sqrt())

@@ -71,6 +71,22 @@ def test_adamw_takes_the_steps_of_torchs_adamw_and_goes_on_from_its_state():
     assert ours[0].grad is None
 
 
+@pytest.mark.parametrize("kind", [AdamW, Muon])
+def test_a_state_of_other_parameters_is_refused(kind):
+    def stepped(*shapes):
+        optimizer = kind([torch.nn.Parameter(torch.ones(shape)) for shape in shapes], lr=0.1)
+        for p in optimizer.state:
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+        return optimizer
+
+    optimizer = stepped((3, 4), (5, 4))
+    optimizer.load_state_dict(stepped((3, 4), (5, 4)).state_dict())
+    for shapes in [((3, 4),), ((3, 4), (5, 4), (5, 4)), ((3, 4), (2, 4)), ((5, 4), (3, 4))]:
+        with pytest.raises(ValueError, match="of other parameters"):
+            optimizer.load_state_dict(stepped(*shapes).state_dict())
+
+
 def test_optimizers_do_not_load_torchs_compiler():
     code = (
         "import sys; from model.gpt import GPT, GPTConfig; from model.optim import make_optimizers;"
