@@ -81,7 +81,7 @@ class TrainConfig:
     learning_rate: float = setting(1e-2, "peak for the output layer (AdamW)")
     embedding_learning_rate: float = setting(0.2, "peak for the embedding (AdamW)")
     muon_learning_rate: float = setting(2e-2, "peak for the matrices in the blocks (Muon)")
-    weight_decay: float = setting(0.0, "decay of the matrices in the blocks")
+    weight_decay: float = setting(0.1, "decay of the matrices in the blocks")
     warmup_iters: int = setting(20, "steps in which the learning rate rises")
     cooldown: float = setting(1.0, "last share of the steps, in which it falls to zero")
     grad_clip: float = setting(1.0, "largest norm of the gradient, 0 for none")
