@@ -11,7 +11,7 @@ from typing import Any, TextIO
 from command_line import UsageError
 from model.checkpoint import replacing
 
-FILES = ("config.toml", "metrics.jsonl", "ckpt.pt", "attention.html")
+FILES = ("attention.html", "metrics.jsonl", "ckpt.pt", "config.toml")
 MAPS = "attention"
 
 
@@ -59,9 +59,10 @@ class RunFolder:
             )
 
     def _clear(self) -> None:
-        # The checkpoint goes last: until then the old run can still be resumed.
-        shutil.rmtree(self.path / MAPS, ignore_errors=True)
-        for name in reversed(FILES):
+        # The checkpoint and its settings go last: until then the old run can still be resumed.
+        if (self.path / MAPS).exists():
+            shutil.rmtree(self.path / MAPS)  # what cannot be removed would pass as the new run's
+        for name in FILES:
             (self.path / name).unlink(missing_ok=True)
 
     def write_text(self, name: str, text: str) -> None:

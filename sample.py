@@ -50,6 +50,9 @@ def parse(argv: list[str]) -> tuple[Namespace, Sampling]:
         if not 1 <= getattr(args, name) <= MOST:
             limit = "1 or above" if getattr(args, name) < 1 else f"at most {MOST:,}"
             raise UsageError(f"{name} must be {limit}, not {getattr(args, name)}")
+    for name in ("out_dir", "form", "maps"):
+        if getattr(args, name) == "":
+            raise UsageError(f"--{name} is empty: give it a value or leave it out")
     if args.maps and (Path(args.maps) / "attention").exists():
         raise UsageError(f"{args.maps} already holds maps: name another folder")
     try:

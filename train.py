@@ -111,8 +111,9 @@ class TrainConfig:
         for name, value in asdict(self).items():
             if isinstance(value, int) and value >= 1 << 63:
                 raise UsageError(f"{name} is too large: take less than 2^63")
-        if not self.out_dir:
-            raise UsageError("out_dir is empty: name a folder")
+        for name, kind in (("out_dir", "folder"), ("data", "text file")):
+            if not getattr(self, name):
+                raise UsageError(f"{name} is empty: name a {kind}")
         self.model_config(vocab_size=1)
 
     def model_config(self, vocab_size: int) -> GPTConfig:
@@ -204,9 +205,9 @@ def parse(argv: list[str]) -> tuple[TrainConfig, bool, bool]:
     path, resume, overwrite = (flags.pop(name) for name in ("config", "resume", "overwrite"))
     if resume and overwrite:
         raise UsageError("--resume and --overwrite exclude each other: take one")
-    settings = read_settings(path or DEFAULT, TrainConfig) | flags
+    settings = read_settings(DEFAULT if path is None else path, TrainConfig) | flags
     former = Path(settings.get("out_dir", TrainConfig.out_dir)) / "config.toml"
-    if resume and not path and former.exists():  # go on with the settings of that run
+    if resume and path is None and former.exists():  # go on with the settings of that run
         settings = read_settings(former, TrainConfig) | flags | {"out_dir": str(former.parent)}
     return TrainConfig(**settings), resume, overwrite
 
@@ -335,8 +336,8 @@ def main(argv: list[str]) -> int:
             f"{str(dtype).removeprefix('torch.')} products, {torch.get_num_threads()} threads"
         )
         folder.start_metrics(step if state else -1)
+        folder.write_text("config.toml", to_toml(config))  # max_iters may be new
         if not state:
-            folder.write_text("config.toml", to_toml(config))
             val_loss = look()
             folder.log(
                 step=0,
@@ -362,7 +363,8 @@ def main(argv: list[str]) -> int:
         # Each process takes every world-th row; all of them together take the mean over the batch.
         idx, targets = train_set.shuffled(config.seed, step)
         count = int((targets != IGNORE).sum())
-        rows = torch.arange(len(idx))[rank::world].tensor_split(config.accumulation)
+        parts = min(config.accumulation, len(idx))
+        rows = torch.arange(len(idx))[rank::world].tensor_split(parts)
         batch_loss = torch.zeros(2, device=device)
         for part in rows:
             last = part is rows[-1]

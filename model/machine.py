@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import sys
 import time
 
@@ -19,10 +20,14 @@ def pick_device(name: str) -> str:
     cuda = torch.cuda.is_available()
     if name == "auto":
         return "cuda" if cuda else "cpu"
-    if name.split(":")[0] not in ("cpu", "cuda", "mps"):
+    kind, _, number = name.partition(":")
+    if kind not in ("cpu", "cuda", "mps") or (number and not re.fullmatch("0|[1-9][0-9]?", number)):
         raise MachineError(f"unknown device {name}: choose auto, cpu, cuda or mps")
-    if name.startswith("cuda") and not cuda:
+    if kind == "cuda" and not cuda:
         raise MachineError("no CUDA device that this torch can use: take --device cpu")
+    count = torch.cuda.device_count() if kind == "cuda" else 1
+    if int(number or 0) >= count:
+        raise MachineError(f"no device {name}: the last one is {kind}:{count - 1}")
     if name.startswith("mps") and not torch.backends.mps.is_available():
         raise MachineError("no MPS device that this torch can use: take --device cpu")
     return name

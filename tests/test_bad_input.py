@@ -244,6 +244,8 @@ CASES = [
     train("dropout of everything", "dropout must be in [0, 1), not 1.0", "--dropout=1"),
     train("eleventh fold", "fold must be 0 to 9, not 10", "--fold=10"),
     train("unknown device", "unknown device tpu: choose auto, cpu", "--device=tpu"),
+    train("device without number", "unknown device cpu:x: choose auto", "--device=cpu:x"),
+    train("eighth processor", "no device cpu:7: the last one is cpu:0", "--device=cpu:7"),
     train("missing device", "take --device cpu", "--device=mps"),
     train("unknown number format", "unknown dtype float8: choose", "--dtype=float8"),
     # Flags
@@ -261,6 +263,8 @@ CASES = [
         "out_dir below a file", "cannot use {bad}/single.txt/run", "--out_dir={bad}/single.txt/run"
     ),
     train("empty out_dir", "out_dir is empty: name a folder", "--out_dir="),
+    train("empty data", "data is empty: name a text file", "--data="),
+    train("empty config", "cannot read the config", ""),
     # Probes
     train("empty probe", "a probe is one line of text", "--probes", ""),
     train("probe of two lines", "a probe is one line of text", "--probes", "床前\n明月"),
@@ -302,6 +306,8 @@ CASES = [
     sample("top_p beyond all", "top_p must be above 0 and at most 1", "--top_p=1.5"),
     sample("no samples", "num_samples must be 1 or above", "--num_samples=0"),
     sample("no new characters", "max_new_tokens must be 1 or above", "--max_new_tokens=-3"),
+    sample("empty form", "--form is empty: give it a value", "--form="),
+    sample("empty folder for maps", "--maps is empty: give it a value", "--maps="),
     sample("unknown form", "unknown form 八绝: take 五绝", "--form=八绝"),
     sample("acrostic of three", "acrostic", "--acrostic=春夏秋"),
     sample("acrostic of unknown characters", "does not know 🌙", "--acrostic=春夏秋🌙"),

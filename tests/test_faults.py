@@ -11,6 +11,7 @@ import time
 import pytest
 import torch
 
+import run_folder
 from benchmarks.faults import kill_and_resume
 from data.batches import Batches
 from model import checkpoint as checkpoint_module
@@ -231,6 +232,40 @@ def test_another_run_in_the_folder_is_neither_mixed_nor_lost(run, tiny_flags):
         "attention/0/step_000000.npz",
         "attention/0/step_000002.npz",
     ]
+
+
+def test_overwriting_stopped_half_way_leaves_a_run_that_goes_on(run, tiny_flags, monkeypatch):
+    def stopped(path, missing_ok=False):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run_folder.Path, "unlink", stopped)
+    outcome = run_script("train.py", *tiny_flags, f"--out_dir={run}", "--overwrite")
+    monkeypatch.undo()
+    assert outcome.code == 130 and not (run / "attention").exists()
+    assert run_script("train.py", "--resume", f"--out_dir={run}", "--max_iters=21").code == 0
+
+
+def test_maps_that_cannot_be_removed_are_not_mixed_with_a_new_runs(run, tiny_flags):
+    shutil.rmtree(run / "attention")
+    (run / "attention").write_text("no folder", encoding="utf-8")
+    before = contents(run)
+    outcome = run_script("train.py", *tiny_flags, f"--out_dir={run}", "--overwrite")
+    assert refused(outcome, "attention") and contents(run) == before
+
+
+def test_a_training_made_longer_goes_on_as_far_after_a_stop(run, monkeypatch):
+    shuffled = Batches.shuffled
+
+    def interrupted(self, seed, step):
+        if step == 23:
+            signal.raise_signal(signal.SIGINT)
+        return shuffled(self, seed, step)
+
+    monkeypatch.setattr(Batches, "shuffled", interrupted)
+    assert run_script("train.py", "--resume", f"--out_dir={run}", "--max_iters=27").code == 130
+    monkeypatch.undo()
+    outcome = run_script("train.py", "--resume", f"--out_dir={run}")
+    assert outcome.out.splitlines()[-1].startswith("final: step=27 ")
 
 
 @pytest.mark.parametrize("file", ["config.toml", "metrics.jsonl"])
