@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from command_line import UsageError
+from maps.run_page import ATLAS, EVIDENCE
 from model.checkpoint import replacing
 
-FILES = ("attention.html", "metrics.jsonl", "ckpt.pt", "config.toml")
+FILES = (EVIDENCE, ATLAS, "attention.html", "metrics.jsonl", "ckpt.pt", "config.toml")
 MAPS = "attention"
 
 

@@ -80,7 +80,7 @@ class TrainConfig:
     lr_decay_iters: int = setting(0, "steps of the learning rate's course, 0: max_iters")
     learning_rate: float = setting(1e-2, "peak for the output layer (AdamW)")
     embedding_learning_rate: float = setting(0.2, "peak for the embedding (AdamW)")
-    muon_learning_rate: float = setting(2e-2, "peak for the matrices in the blocks (Muon)")
+    muon_learning_rate: float = setting(2e-2, "peak for the blocks (Muon; distances AdamW)")
     weight_decay: float = setting(0.1, "decay of the matrices in the blocks")
     warmup_iters: int = setting(20, "steps in which the learning rate rises")
     cooldown: float = setting(1.0, "last share of the steps, in which it falls to zero")

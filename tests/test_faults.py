@@ -14,6 +14,7 @@ import torch
 import run_folder
 from benchmarks.faults import kill_and_resume
 from data.batches import Batches
+from maps.run_page import ATLAS, EVIDENCE
 from model import checkpoint as checkpoint_module
 from model.checkpoint import load_checkpoint
 from model.optim import AdamW
@@ -224,10 +225,13 @@ def test_another_run_in_the_folder_is_neither_mixed_nor_lost(run, tiny_flags):
     assert "go on with --resume, begin anew with --overwrite" in outcome.err
     outcome = run_script("train.py", *tiny_flags, f"--out_dir={run}", "--resume", "--overwrite")
     assert refused(outcome, "exclude each other") and contents(run) == before
+    for name in (EVIDENCE, ATLAS):  # as view.py leaves them
+        (run / name).write_text("{}", encoding="utf-8")
     few = ["--max_iters=2", "--probes", "春眠不觉晓"]
     outcome = run_script("train.py", *tiny_flags, f"--out_dir={run}", "--overwrite", *few)
     assert outcome.code == 0
     assert load_checkpoint(run / "ckpt.pt")["step"] == 2
+    assert not (run / EVIDENCE).exists() and not (run / ATLAS).exists()
     assert sorted(name for name in contents(run) if "npz" in name) == [
         "attention/0/step_000000.npz",
         "attention/0/step_000002.npz",
