@@ -235,6 +235,7 @@ CASES = [
     train("wide beyond memory", "take a smaller n_embd", "--n_embd=4000000"),
     train("deep beyond memory", "take a smaller n_embd", "--n_layer=1000000000"),
     train("block beyond memory", "take a smaller n_embd", "--block_size=1000000000000"),
+    train("distances beyond memory", "these sizes need", "--block_size=100000", "--n_layer=100"),
     train("batch beyond memory", "take a smaller n_embd", "--batch_size=10000000000000"),
     train("beyond all machines", "n_embd is too large", f"--n_embd=1{'0' * 400}"),
     train("seed beyond 64 bits", "seed is too large", f"--seed={1 << 64}"),
