@@ -81,6 +81,11 @@ def parse(argv: list[str]) -> Namespace:
         raise UsageError("--json goes with --evidence or --atlas: add one")
     if args.png and len(args.text) > 1:
         raise UsageError("a picture shows one text: give --text once")
+    for name in ("out_dir", "html", "png", "png_loss", "json"):
+        if getattr(args, name) == "":
+            raise UsageError(f"{name} is empty: name a file or folder, or leave it out")
+    if any(len(text.splitlines()) > 1 for text in args.text):
+        raise UsageError("--text takes one line: give --text again for another text")
     for name in ("query", "key"):
         if getattr(args, name) is not None and len(getattr(args, name)) != 1:
             raise UsageError(f"--{name} takes one character, not {getattr(args, name)!r}")

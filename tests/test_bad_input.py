@@ -341,6 +341,10 @@ CASES = [
         if name not in ("letters", "number")
     ),
     view("text longer than the block", "the model reads 64", "{run}", f"--text={LONG}"),
+    view("text of two lines", "--text takes one line", "{run}", "--text=明月\n明月"),
+    view("no name for the page", "html is empty: name a file", "{run}", "--html="),
+    view("no name for the picture", "png is empty: name a file", "{run}", "--png="),
+    view("no name for the run", "out_dir is empty: name a file", ""),
     view("empty text", "give at least one character", "{run}", "--text="),
     view("unknown query", "it writes 床", "{run}", "--query=牀"),
     view("query of two characters", "--query takes one character", "{run}", "--query=月光"),
