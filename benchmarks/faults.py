@@ -116,9 +116,10 @@ def read_log(out_dir: Path) -> list[dict]:
 def dated(out_dir: Path, pattern: str) -> set[tuple[Path, int]]:
     """The files that fit `pattern`, each with the time of its last change."""
     found = set()
-    for path in out_dir.glob(pattern):
-        with contextlib.suppress(FileNotFoundError):  # renamed just now
-            found.add((path, path.stat().st_mtime_ns))
+    with contextlib.suppress(FileNotFoundError):  # a folder removed just now, by --overwrite
+        for path in out_dir.glob(pattern):
+            with contextlib.suppress(FileNotFoundError):  # renamed just now
+                found.add((path, path.stat().st_mtime_ns))
     return found
 
 
