@@ -111,10 +111,12 @@ def quality(seeds: int, reference_steps: int, default: dict[str, int]) -> Rows:
     seed the reference and ours in as much time and in a tenth of it."""
     say("the default training ...")
     whole, memory = train(OUT / "default", **default)
-    say("its beginning once more, judged often ...")
-    part = max(1, whole.steps // 80)
-    settings = {"max_iters": 16 * part, "lr_decay_iters": whole.steps, "eval_interval": part}
-    beginning = train(OUT / "beginning", **settings)[0]
+    beginning = whole
+    if not default:
+        say("its beginning once more, judged often ...")
+        part = max(1, whole.steps // 80)
+        settings = {"max_iters": 16 * part, "lr_decay_iters": whole.steps, "eval_interval": part}
+        beginning = train(OUT / "beginning", **settings)[0]
     step_s = whole.total_s / whole.steps
     peers, equal, tenth = [], [], []
     for seed in range(1, seeds + 1):
