@@ -65,7 +65,11 @@ class Optimizer:
 
 
 class AdamW(Optimizer):
-    """torch.optim.AdamW (arXiv:1711.05101), by its function that updates all at once."""
+    """torch.optim.AdamW (arXiv:1711.05101), by its function that updates all at once.
+
+    A long memory of squares (0.99): with a short one a row whose character is rare takes a leap
+    whenever it occurs.
+    """
 
     def __init__(self, params, lr: float = 1e-3, betas: tuple[float, float] = (0.8, 0.99)) -> None:
         super().__init__(params, lr=lr, betas=betas)
