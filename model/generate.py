@@ -1,10 +1,10 @@
 """Writing: one character after another, each chosen by the model's probabilities.
 
 A model of this size spends its time between operations, not in them, so the engine does as few as
-it can, and does them in numpy: a call there costs a third of torch's, and on a small model a CPU
-outruns a GPU, which waits for each. It keeps the keys and values of what was read (the cache), and
-its weights lie in the order in which a row of characters reads them. It gives what `GPT.forward`
-gives, to rounding; where rounding could change a choice, `GPT.forward` itself decides.
+it can, and does them in numpy, on the CPU: a call there costs a third of torch's. It keeps the keys
+and values of what was read (the cache), and its weights lie in the order in which a row of
+characters reads them. It gives what `GPT.forward` gives, to rounding; where rounding could change a
+choice, `GPT.forward` itself decides.
 """
 
 from __future__ import annotations
@@ -278,11 +278,6 @@ def _clear(scores: Array, least: float) -> Array:
     return scores[:, -2] < scores[:, -1] * least
 
 
-def _length(x: Array) -> Array:
-    """The length of vectors (…, n), with the epsilon of `norm`: (…, 1)."""
-    return np.sqrt(np.vecdot(x, x, keepdims=True) + x.shape[-1] * EPS)
-
-
 def _unit(x: Array) -> Array:
-    """Vectors (…, n) at length 1."""
-    return x / _length(x)
+    """Vectors (…, n) at length 1, with the epsilon of `norm`."""
+    return x / np.sqrt(np.vecdot(x, x, keepdims=True) + x.shape[-1] * EPS)
