@@ -17,7 +17,8 @@ from command_line import Parser, UsageError, run
 from data.trained_on import corpus_of
 from data.vocabulary import BOUNDARY, DataError, Vocabulary
 from model.checkpoint import CheckpointError, load_model
-from model.generate import Engine, Sampling
+from model.choose import Sampling
+from model.generate import Engine
 from model.gpt import GPT
 from writing.forms import FormMask, RhymeMask, acrostic_form, both, find_form, full_width
 from writing.novelty import NoveltyIndex

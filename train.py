@@ -44,7 +44,8 @@ from model.checkpoint import (
     load_weights,
     save_checkpoint,
 )
-from model.generate import Engine, Sampling
+from model.choose import Sampling
+from model.generate import Engine
 from model.gpt import GPT, GPTConfig
 from model.machine import (
     MachineError,
@@ -74,6 +75,9 @@ class TrainConfig:
     n_embd: int = setting(128, "channels")
     block_size: int = setting(65, "longest text in characters, its start included")
     dropout: float = setting(0.0, "share of activations dropped in training")
+    cutoff: int = setting(
+        2048, "characters that count as common; for the others the output has a step more"
+    )
     max_iters: int = setting(1800, "training steps")
     batch_size: int = setting(2304, "characters in a step, about")
     accumulation: int = setting(1, "parts that a batch is cut into to save memory")
@@ -81,7 +85,7 @@ class TrainConfig:
     learning_rate: float = setting(1e-2, "peak for the output layer (AdamW)")
     embedding_learning_rate: float = setting(0.2, "peak for the embedding (AdamW)")
     muon_learning_rate: float = setting(2e-2, "peak for the blocks (Muon; distances AdamW)")
-    weight_decay: float = setting(0.1, "decay of the matrices in the blocks")
+    weight_decay: float = setting(0.1, "decay of the blocks' matrices and of the output layer")
     warmup_iters: int = setting(20, "steps in which the learning rate rises")
     cooldown: float = setting(1.0, "last share of the steps, in which it falls to zero")
     grad_clip: float = setting(1.0, "largest norm of the gradient, 0 for none")
@@ -120,7 +124,13 @@ class TrainConfig:
         """The sizes of the model. Raises UsageError where they contradict each other."""
         try:
             return GPTConfig(
-                vocab_size, self.block_size, self.n_layer, self.n_head, self.n_embd, self.dropout
+                vocab_size,
+                self.block_size,
+                self.n_layer,
+                self.n_head,
+                self.n_embd,
+                self.dropout,
+                self.cutoff,
             )
         except ValueError as error:
             raise UsageError(str(error)) from None
@@ -215,7 +225,7 @@ def parse(argv: list[str]) -> tuple[TrainConfig, bool, bool]:
 def check_same(config: TrainConfig, digest: str, state: dict) -> None:
     """Refuse to go on with another text or other sizes than those of the checkpoint."""
     names = (
-        "n_layer n_head n_embd block_size dropout fold probes batch_size accumulation seed "
+        "n_layer n_head n_embd block_size dropout cutoff fold probes batch_size accumulation seed "
         "grad_clip weight_decay learning_rate embedding_learning_rate muon_learning_rate"
     )
     pairs = {name: (state["config"].get(name), getattr(config, name)) for name in names.split()}

@@ -71,7 +71,7 @@ def throughput(rounds: int, steps: int) -> Rows:
         theirs.append(reference(OUT / "speed", **settings | {"eval_interval": 0})[0].speeds[1])
         ours.append(train(OUT / "speed", eval_batches=1, **settings_of_ours)[0].speeds[1])
     ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
-    flops = training_flops(*shape_and_length())
+    flops = training_flops(*shape())
     best = max(peaks)
     return [
         ("reference, characters/s", f"{median(theirs):,.0f}", ""),
@@ -94,16 +94,19 @@ def throughput(rounds: int, steps: int) -> Rows:
     ]
 
 
-def shape_and_length() -> tuple[GPTConfig, float]:
-    """The shape for peers, and the mean length of the text that a training character stands in."""
+def shape() -> tuple[GPTConfig, float, float]:
+    """The shape for peers, the mean length of the text that a training character stands in, and the
+    share of training characters that are rare."""
     corpus = Corpus(read_documents(POEMS))
     config = GPTConfig(len(corpus.vocabulary), **SIZES)
     batches = Batches(corpus.train, corpus.vocabulary, config.block_size, 2304)
     counts = [
-        (int((y != IGNORE).sum()), y.size(1))
+        (int((y != IGNORE).sum()), int((y >= config.cutoff).sum()), y.size(1))
         for _, y in map(batches.__getitem__, range(len(batches)))
     ]
-    return config, sum(n * length for n, length in counts) / sum(n for n, _ in counts)
+    total = sum(n for n, _, _ in counts)
+    length = sum(n * length for n, _, length in counts) / total
+    return config, length, sum(rare for _, rare, _ in counts) / total
 
 
 def quality(seeds: int, reference_steps: int, default: dict[str, int]) -> Rows:

@@ -1,4 +1,5 @@
-"""Three ways to the output layer's loss and its gradients: plain, torch's chunked, ours."""
+"""Ways to the output layer's loss and its gradients: plain, torch's chunked, ours, and ours in the
+two steps that training takes."""
 
 from __future__ import annotations
 
@@ -15,10 +16,12 @@ from torch import Tensor
 from benchmarks.common import ROOT, publish, table
 from benchmarks.runs import Memory
 from command_line import Parser, UsageError
+from model.gpt import GPTConfig
 from model.loss import linear_cross_entropy
 from model.machine import keep_freed_memory
 
 N, C, V = 2304, 128, 6301  # characters, channels, vocabulary of the default training
+COMMON, RARE = GPTConfig.cutoff, 0.034  # common characters, share of the others in the poems
 
 
 def plain(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
@@ -33,7 +36,20 @@ def chunked(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     return F.linear_cross_entropy(x.to(dtype), weight.to(dtype), targets, options=options)
 
 
-WAYS = {"plain": plain, "torch, chunked": chunked, "ours": linear_cross_entropy}
+def ours(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    """The mean of our chunked one."""
+    return linear_cross_entropy(x, weight, targets) / len(targets)
+
+
+def two_steps(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    """The output layer's loss in two steps, as training takes it."""
+    rare = targets >= COMMON
+    first = linear_cross_entropy(x, weight[: COMMON + 1], targets.clamp(max=COMMON))
+    second = linear_cross_entropy(x[rare], weight[COMMON:], targets[rare] - COMMON)
+    return (first + second) / len(targets)
+
+
+WAYS = {"plain": plain, "torch, chunked": chunked, "ours": ours, "ours, two steps": two_steps}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -41,7 +57,8 @@ def once(way: Callable[..., Tensor], dtype: torch.dtype) -> Callable[[], None]:
     """A function that takes the loss of one batch and its gradients."""
     torch.manual_seed(0)
     x, weight = torch.randn(N, C, requires_grad=True), torch.randn(V, C, requires_grad=True)
-    targets = torch.randint(V, (N,))
+    is_rare = torch.rand(N) < RARE
+    targets = torch.where(is_rare, torch.randint(COMMON, V, (N,)), torch.randint(COMMON, (N,)))
 
     def forward_and_backward() -> None:
         with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
@@ -109,6 +126,6 @@ def main(argv: list[str]) -> None:
                 )
             )
     header = ("forward and backward", "ms", "time / ours", "memory added, MB")
-    text = f"{N:,} characters, {C} channels, a vocabulary of {V:,}.\n\n"
+    text = f"{N:,} characters, {C} channels, a vocabulary of {V:,}, {COMMON:,} of them common.\n\n"
     publish("loss", text + table(header, rows), keep=not args.quick)
     return None

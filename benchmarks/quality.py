@@ -17,7 +17,8 @@ from command_line import Parser
 from data.trained_on import corpus_of
 from data.vocabulary import BOUNDARY, Vocabulary
 from model.checkpoint import load_model
-from model.generate import Engine, Sampling
+from model.choose import Sampling
+from model.generate import Engine
 from writing.forms import FORMS, FormMask, RhymeMask, both, form_of
 from writing.novelty import NoveltyIndex
 from writing.rhymes import Rhymes

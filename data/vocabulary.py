@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
@@ -38,8 +39,12 @@ class Vocabulary:
 
     @classmethod
     def of(cls, documents: Iterable[str]) -> Vocabulary:
-        """All characters of the documents, in code point order."""
-        return cls([BOUNDARY, *sorted(set().union(*documents) - {BOUNDARY})])
+        """All characters of the documents, the commonest first, equally common ones by code point."""
+        count = Counter()
+        for document in documents:
+            count.update(document)
+        del count[BOUNDARY]
+        return cls([BOUNDARY, *sorted(count, key=lambda character: (-count[character], character))])
 
     def __len__(self) -> int:
         return len(self.characters)

@@ -70,7 +70,7 @@ def next_log_probabilities(
         else:
             with cut_edges(model, query, key, heads):
                 x = model.hidden(idx)
-        return model.lm_head(x[torch.arange(len(idx)), query]).float().log_softmax(-1)
+        return model.lm_head(x[torch.arange(len(idx)), query]).log_softmax(-1)
 
 
 def head_mask(model, layer: int | None = None, head: int | None = None) -> torch.Tensor:

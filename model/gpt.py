@@ -33,9 +33,10 @@ class GPTConfig:
     n_head: int = 8
     n_embd: int = 128
     dropout: float = 0.0
+    cutoff: int = 2048  # characters that the output layer counts as common, see OutputLayer
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "block_size", "n_layer", "n_head", "n_embd"):
+        for name in ("vocab_size", "block_size", "n_layer", "n_head", "n_embd", "cutoff"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.n_embd % self.n_head:
@@ -46,9 +47,9 @@ class GPTConfig:
     @property
     def parameters(self) -> int:
         """How many numbers the model learns."""
-        embedding = output = self.vocab_size * self.n_embd
+        characters = 2 * self.vocab_size + (self.vocab_size > self.cutoff)
         block = 12 * self.n_embd**2 + self.n_head * self.block_size
-        return embedding + self.n_layer * block + output
+        return characters * self.n_embd + self.n_layer * block
 
 
 class CausalSelfAttention(nn.Module):
@@ -146,9 +147,47 @@ class Block(nn.Module):
         return x + self.drop(self.mlp(norm(x)))
 
 
+class OutputLayer(nn.Module):
+    """The next character's logits, in two steps where there are many characters: first among the
+    `cutoff` common ones and "a rare one", then which rare one it is (adaptive softmax,
+    arXiv:1609.04309). Ids must run from common to rare, as those of data.vocabulary do.
+
+    The probabilities are a softmax's all the same and sum to 1. Training is faster, as a text whose
+    next character is common never touches the rare ones: of the Tang poems' 6,301 characters the
+    commonest 2,048 are 97 in 100 of the text.
+    """
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        V, n = config.vocab_size, config.cutoff
+        self.n_common = min(n, V)
+        # The last row is "a rare one", where there are any.
+        self.common = nn.Linear(config.n_embd, n + 1 if n < V else V, bias=False)
+        self.rare = nn.Linear(config.n_embd, V - n, bias=False) if n < V else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (…, C) -> logits in float32 (…, V)."""
+        logits = self.common(x).float()
+        if self.rare is None:
+            return logits
+        common, a_rare_one = logits.tensor_split([self.n_common], -1)
+        which = self.rare(x).float().log_softmax(-1)
+        return torch.cat([common, a_rare_one + which], -1)
+
+    def loss(self, x: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
+        """cross_entropy(forward(x), targets) for x (N, C) and targets (N,), without the logits of all
+        rows in memory, nor of the rare characters where another one is the target."""
+        n, first = self.n_common, targets.clamp(max=self.n_common)
+        loss = linear_cross_entropy(x, self.common.weight, first, IGNORE)
+        if self.rare is not None:
+            rare = targets >= n
+            loss = loss + linear_cross_entropy(x[rare], self.rare.weight, targets[rare] - n, IGNORE)
+        return loss / (targets != IGNORE).sum() if reduction == "mean" else loss
+
+
 class GPT(nn.Module):
-    """Embedding, blocks, output layer. Before training every character is equally likely, since the
-    output layer starts at zero: the loss is then exactly ln V."""
+    """Embedding, blocks, output layer. The output layer starts at zero: before training every common
+    character is equally likely, and every rare one."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -156,7 +195,7 @@ class GPT(nn.Module):
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.drop = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
-        self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
+        self.lm_head = OutputLayer(config)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -168,7 +207,7 @@ class GPT(nn.Module):
         for name, p in self.named_parameters():
             if name == "wte.weight":
                 nn.init.normal_(p)
-            elif name.endswith(("c_proj.weight", "lm_head.weight", "distance_bias")):
+            elif name.startswith("lm_head") or name.endswith(("c_proj.weight", "distance_bias")):
                 nn.init.zeros_(p)
             else:
                 nn.init.uniform_(p, -(p.size(1) ** -0.5), p.size(1) ** -0.5)
@@ -187,7 +226,7 @@ class GPT(nn.Module):
     def forward(self, idx: Tensor, targets: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """idx (B, T) -> logits (B, T, V), and where targets (B, T) are given the mean loss in nats
         a character over the targets that are not IGNORE."""
-        logits = self.lm_head(self.hidden(idx)).float()
+        logits = self.lm_head(self.hidden(idx))
         if targets is None:
             return logits, None
         loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE)
@@ -196,5 +235,4 @@ class GPT(nn.Module):
     def loss(self, idx: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
         """The loss of `forward` (or its sum over characters) without the logits of the whole batch
         in memory: what training uses."""
-        x = self.hidden(idx).flatten(0, 1)
-        return linear_cross_entropy(x, self.lm_head.weight, targets.flatten(), IGNORE, reduction)
+        return self.lm_head.loss(self.hidden(idx).flatten(0, 1), targets.flatten(), reduction)

@@ -71,8 +71,14 @@ class AdamW(Optimizer):
     whenever it occurs.
     """
 
-    def __init__(self, params, lr: float = 1e-3, betas: tuple[float, float] = (0.8, 0.99)) -> None:
-        super().__init__(params, lr=lr, betas=betas)
+    def __init__(
+        self,
+        params: Iterable[nn.Parameter | dict[str, Any]],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.8, 0.99),
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(params, lr=lr, betas=betas, weight_decay=weight_decay)
 
     @torch.no_grad()
     def step(self) -> None:
@@ -102,7 +108,7 @@ class AdamW(Optimizer):
                 lr=group["lr"],
                 beta1=group["betas"][0],
                 beta2=group["betas"][1],
-                weight_decay=0.0,
+                weight_decay=group["weight_decay"],
                 eps=1e-8,
             )
 
@@ -153,7 +159,8 @@ def make_optimizers(
 ) -> list[Optimizer]:
     """Muon for the matrices inside the blocks, W_q, W_k and W_v each for itself; AdamW for the
     embedding and the output layer, whose rows belong to single characters, each at its own rate, and
-    for the heads' liking for distances. A group keeps its peak as `peak_lr`."""
+    for the heads' liking for distances. `weight_decay` is for Muon's matrices and the output layer. A
+    group keeps its peak as `peak_lr`."""
     stacked = [block.attn.c_attn.weight for block in model.blocks]
     biases = [block.attn.distance_bias for block in model.blocks]
     others = set(model.blocks.parameters()) - {*stacked, *biases}
@@ -161,9 +168,10 @@ def make_optimizers(
         {"params": stacked, "pieces": 3},
         {"params": [p for p in model.blocks.parameters() if p in others]},
     ]
+    output = {"params": list(model.lm_head.parameters()), "lr": output_lr}
     rows = [
         {"params": [model.wte.weight], "lr": embedding_lr},
-        {"params": [model.lm_head.weight], "lr": output_lr},
+        output | {"weight_decay": weight_decay},
         {"params": biases, "lr": muon_lr},
     ]
     optimizers = [Muon(matrices, lr=muon_lr, weight_decay=weight_decay), AdamW(rows)]

@@ -18,15 +18,20 @@ from command_line import UsageError
 from model.gpt import GPT, CausalSelfAttention, GPTConfig
 
 
-@pytest.mark.parametrize("T", [3, 8])
-def test_flops_are_those_torch_counts(T, monkeypatch):
+@pytest.mark.parametrize("T", [4, 8])
+@pytest.mark.parametrize("cutoff", [11, 6])
+def test_flops_are_those_torch_counts(T, cutoff, monkeypatch):
     # The explicit path: torch's counter knows products, not the fused kernel on every device.
     monkeypatch.setattr(CausalSelfAttention, "forward", lambda self, x: self.explicit(x)[0])
-    config = GPTConfig(vocab_size=11, block_size=8, n_layer=2, n_head=2, n_embd=12)
+    config = GPTConfig(11, block_size=8, n_layer=2, n_head=2, n_embd=12, cutoff=cutoff)
+    monkeypatch.setattr("model.loss.GRAIN", 1)  # no rows are padded
     model, idx = GPT(config), torch.randint(11, (5, T))
+    rare = int((idx >= cutoff).sum())
     with FlopCounterMode(display=False) as counter:
         model.loss(idx, idx).backward()
-    assert counter.get_total_flops() == training_flops(config, T) * idx.numel()
+    assert counter.get_total_flops() == pytest.approx(
+        training_flops(config, T, rare / idx.numel()) * idx.numel()
+    )
 
 
 def log(tmp_path, *lines):

@@ -8,7 +8,8 @@ import torch
 
 from data.corpus import POEMS, read_documents
 from data.vocabulary import DataError, Vocabulary
-from model.generate import Engine, Sampling
+from model.choose import Sampling
+from model.generate import Engine
 from model.gpt import GPT, GPTConfig
 from writing.forms import (
     FORMS,
@@ -53,7 +54,7 @@ def engine(vocabulary) -> Engine:
     """A model with random weights: it knows no form, so every right place is the masks' doing."""
     torch.manual_seed(0)
     model = GPT(GPTConfig(len(vocabulary), 65, 1, 2, 16))
-    torch.nn.init.normal_(model.lm_head.weight)
+    torch.nn.init.normal_(model.lm_head.common.weight)
     return Engine(model)
 
 

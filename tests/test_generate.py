@@ -6,24 +6,26 @@ import numpy as np
 import pytest
 import torch
 
-from model.generate import Choice, Engine, Sampling
+from model.choose import Choice, Sampling
+from model.generate import Engine
 from model.gpt import GPT, GPTConfig
 
 BLOCK = 12
 
 
-def random_model(vocab_size: int = 50, n_layer: int = 2, seed: int = 0) -> GPT:
+def random_model(vocab_size: int = 50, cutoff: int = 50) -> GPT:
     """A model whose every matrix is random, so that no two positions predict alike."""
-    torch.manual_seed(seed)
-    model = GPT(GPTConfig(vocab_size, BLOCK, n_layer, n_head=2, n_embd=16)).eval()
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(vocab_size, BLOCK, 2, n_head=2, n_embd=16, cutoff=cutoff)).eval()
     for p in model.parameters():
         torch.nn.init.normal_(p, std=0.5)
     return model
 
 
-@pytest.fixture(scope="module")
-def model() -> GPT:
-    return random_model()
+@pytest.fixture(scope="module", params=[50, 20, 1])
+def model(request) -> GPT:
+    """Characters chosen in one step, and in two: some are common, and a single one is."""
+    return random_model(cutoff=request.param)
 
 
 @torch.no_grad()
@@ -48,11 +50,13 @@ def test_greedy_ids_equal_those_without_cache(model, length, copies):
     assert Engine(model).generate([prompt] * copies, 2 * BLOCK, GREEDY) == [expected] * copies
 
 
+@pytest.mark.parametrize("cutoff", [50, 25])
 @pytest.mark.parametrize("copies", [1, 2, 17])
-def test_where_rounding_could_choose_the_plain_model_does(copies):
-    model = random_model()
-    half, noise = model.lm_head.weight.data[:25], torch.randn(25, 16)
-    model.lm_head.weight.data[25:] = half + 1e-7 * noise  # each character has a double
+def test_where_rounding_could_choose_the_plain_model_does(copies, cutoff):
+    model = random_model(cutoff=cutoff)
+    for layer in filter(None, (model.lm_head.common, model.lm_head.rare)):
+        odd = layer.weight.data[1::2]  # each is a double of the one before
+        odd.copy_(layer.weight.data[::2][: len(odd)] + 1e-7 * torch.randn(len(odd), 16))
     expected = generate_without_cache(model, [1], 2 * BLOCK)
     assert Engine(model).generate([[1]] * copies, 2 * BLOCK, GREEDY) == [expected] * copies
 
@@ -83,14 +87,15 @@ def test_what_the_engine_reads_equals_the_forward_pass(model, count):
 def test_a_model_in_training_mode_is_read_without_dropout():
     torch.manual_seed(0)
     model = GPT(GPTConfig(50, BLOCK, 2, 2, 16, dropout=0.5)).train()
-    torch.nn.init.normal_(model.lm_head.weight)
+    torch.nn.init.normal_(model.lm_head.common.weight)
     engine = Engine(model)
     assert model.training
     assert engine.generate([[1]], 20, GREEDY) == [generate_without_cache(model.eval(), [1], 20)]
 
 
-def test_a_text_does_not_depend_on_its_company(model):
-    engine, sampling = Engine(model), Sampling(temperature=1.3, top_k=40, top_p=0.95)
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.3, top_k=40, top_p=0.95)])
+def test_a_text_does_not_depend_on_its_company(model, sampling):
+    engine = Engine(model)
     together = engine.generate([[1, 2]] * 40, 30, sampling, seed=3)
     for i in (0, 1, 17, 39):
         assert engine.generate([[1, 2]], 30, sampling, seed=3, numbers=[i]) == [together[i]]
@@ -112,10 +117,11 @@ def chi_square(counts: torch.Tensor, p: torch.Tensor) -> tuple[float, float]:
     return float(statistic), k * (1 - 2 / (9 * k) + 4.3 * math.sqrt(2 / (9 * k))) ** 3
 
 
+@pytest.mark.parametrize("cutoff", [37, 10])
 @pytest.mark.parametrize("count", [1, 500])
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.7), Sampling(1.5, top_k=20)])
-def test_choices_are_distributed_as_the_softmax(sampling, count):
-    model = random_model(vocab_size=37)  # no square: the last group is not full
+def test_choices_are_distributed_as_the_softmax(sampling, count, cutoff):
+    model = random_model(37, cutoff)  # no square: the last group is not full
     with torch.no_grad():
         logits = model(torch.tensor([[0, 5]]))[0][0, -1] / sampling.temperature
     if sampling.top_k:
@@ -130,12 +136,15 @@ def test_choices_are_distributed_as_the_softmax(sampling, count):
     assert statistic < bound
 
 
-def test_successive_draws_are_independent_of_each_other():
-    model = random_model(vocab_size=37)
-    torch.nn.init.zeros_(model.lm_head.weight)  # every character is as likely as any other
+@pytest.mark.parametrize("cutoff", [37, 5])
+def test_successive_draws_are_independent_of_each_other(cutoff):
+    model = random_model(37, cutoff)
+    for p in model.lm_head.parameters():
+        torch.nn.init.zeros_(p)
+    p = model(torch.tensor([[0]]))[0][0, 0].softmax(-1).detach()  # the same everywhere
     ids = torch.tensor(Engine(model).generate([[0]] * 400, 2 * BLOCK, Sampling(), seed=2))
     pairs = (ids[:, :-1] * 37 + ids[:, 1:]).flatten().bincount(minlength=37 * 37)
-    statistic, bound = chi_square(pairs, torch.full((37 * 37,), 37.0**-2))
+    statistic, bound = chi_square(pairs, torch.outer(p, p).flatten())
     assert statistic < bound
 
 
@@ -155,10 +164,10 @@ def test_weights_of_top_p_are_the_smallest_set_that_reaches_it():
 
 
 def test_draw_never_takes_what_weighs_nothing():
-    choose = Choice(Sampling(), 14, 0, range(20_000))
+    choose = Choice(Sampling(), 14, "", range(20_000))
     choose.logits[:] = -200
     choose.logits[:, 11] = 0
-    chosen, clear = choose(1, None)
+    chosen, clear = choose(1, np.arange(20_000))
     assert (chosen == 11).all() and clear.all()
 
 

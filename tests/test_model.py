@@ -1,12 +1,14 @@
 """The model against laws that any causal transformer must keep."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from model import gpt
-from model.gpt import GPT, IGNORE, GPTConfig, norm
+from model.gpt import GPT, IGNORE, GPTConfig, OutputLayer, norm
 
 SIZES = GPTConfig(vocab_size=50, block_size=24, n_layer=3, n_head=2, n_embd=16)
 
@@ -47,12 +49,47 @@ def test_a_logit_depends_on_every_earlier_character():
 
 
 @pytest.mark.parametrize("vocab_size", [2, 50, 6301])
-def test_a_new_model_finds_every_character_equally_likely(vocab_size):
-    model = GPT(GPTConfig(vocab_size, n_layer=1, n_head=1, n_embd=8))
+def test_a_new_model_finds_every_common_character_equally_likely_and_every_rare_one(vocab_size):
+    model = GPT(GPTConfig(vocab_size, n_layer=1, n_head=1, n_embd=8, cutoff=50))
     idx = torch.randint(vocab_size, (4, 30))
-    _, loss = model(idx, idx)
-    assert loss.item() == pytest.approx(math.log(vocab_size), rel=1e-6)
-    assert model.loss(idx, idx).item() == pytest.approx(math.log(vocab_size), rel=1e-6)
+    p = model(idx)[0].softmax(-1)
+    choices = vocab_size if vocab_size <= 50 else 51  # in the first step
+    torch.testing.assert_close(p[..., :50], torch.full_like(p[..., :50], 1 / choices))
+    expected = 1 / choices / max(1, vocab_size - 50)
+    torch.testing.assert_close(p[..., 50:], torch.full_like(p[..., 50:], expected))
+    torch.testing.assert_close(model.loss(idx, idx), model(idx, idx)[1])
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("cutoff", [50, 49, 20, 1])
+def test_loss_and_gradients_are_cross_entropys_in_one_step_and_in_two(cutoff, reduction):
+    torch.manual_seed(0)
+    layer = OutputLayer(GPTConfig(50, n_head=1, n_embd=16, cutoff=cutoff))
+    for p in layer.parameters():
+        torch.nn.init.normal_(p)
+    x, targets = torch.randn(300, 16, requires_grad=True), torch.randint(50, (300,))
+    targets[::7] = IGNORE
+    expected = F.cross_entropy(layer(x), targets, ignore_index=IGNORE, reduction=reduction)
+    loss = layer.loss(x, targets, reduction)
+    torch.testing.assert_close(loss, expected)
+    inputs = [x, *layer.parameters()]
+    for a, b in zip(
+        torch.autograd.grad(loss, inputs), torch.autograd.grad(expected, inputs), strict=True
+    ):
+        torch.testing.assert_close(a, b)
+
+
+def test_two_steps_are_adaptive_softmax():
+    """torch's own, whose tail projects; here that projection is the identity."""
+    layer = OutputLayer(GPTConfig(50, n_head=1, n_embd=16, cutoff=30))
+    for p in layer.parameters():
+        torch.nn.init.normal_(p)
+    torchs = torch.nn.AdaptiveLogSoftmaxWithLoss(16, 50, [30], div_value=1)
+    torchs.head.weight.data.copy_(layer.common.weight)
+    torchs.tail[0][0].weight.data.copy_(torch.eye(16))
+    torchs.tail[0][1].weight.data.copy_(layer.rare.weight)
+    x = torch.randn(40, 16)
+    torch.testing.assert_close(layer(x).log_softmax(-1), torchs.log_prob(x))
 
 
 def test_one_batch_can_be_overfitted():
@@ -134,7 +171,8 @@ def test_a_new_model_looks_at_all_characters_alike():
 
 
 def test_parameters_are_counted():
-    assert SIZES.parameters == sum(p.numel() for p in GPT(SIZES).parameters())
+    for config in (SIZES, replace(SIZES, cutoff=20), replace(SIZES, cutoff=SIZES.vocab_size)):
+        assert config.parameters == sum(p.numel() for p in GPT(config).parameters())
 
 
 def test_norm_is_rms_norm():

@@ -52,7 +52,8 @@ def test_stacked_matrices_move_as_if_each_were_alone():
 def test_adamw_takes_the_steps_of_torchs_adamw_and_goes_on_from_its_state():
     torch.manual_seed(0)
     ours, theirs = ([nn.Parameter(torch.ones(9, 4)), nn.Parameter(torch.ones(5))] for _ in "ab")
-    groups = [[{"params": [pair[0]], "lr": 0.1}, {"params": [pair[1]]}] for pair in (ours, theirs)]
+    decayed = {"lr": 0.1, "weight_decay": 0.2}
+    groups = [[{"params": [a]} | decayed, {"params": [b]}] for a, b in (ours, theirs)]
     optimizer = AdamW(groups[0], lr=0.01, betas=(0.8, 0.9))
     reference = torch.optim.AdamW(groups[1], lr=0.01, betas=(0.8, 0.9), weight_decay=0.0)
     for i in range(8):

@@ -1,0 +1,198 @@
+"""Choosing the next character from the model's probabilities, for many texts at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import numpy as np
+
+CHUNK = 64  # columns whose random numbers are drawn at once
+# Nats by which the winner must lead. Rounding moves a logit by less than a tenth of this.
+LEAD = 1e-4
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How to choose: temperature (0: always the likeliest), from the `top_k` likeliest characters
+    (0: all), from the likeliest ones that together have the probability `top_p`. Raises
+    ValueError."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < math.inf:
+            raise ValueError(f"temperature must be 0 or above, not {self.temperature}")
+        if self.top_k < 0:
+            raise ValueError(f"top_k must be 0 (all) or above, not {self.top_k}")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must be above 0 and at most 1, not {self.top_p}")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether chance has no part. Dividing by less would overflow."""
+        return self.temperature < 1e-6
+
+    @property
+    def in_steps(self) -> bool:
+        """Whether a choice among all characters may be made in the output layer's two steps."""
+        return self.greedy or self == Sampling()
+
+    def weigh(self, logits: Array) -> None:
+        """Turn logits over temperature, float32 (B, V), into what each character weighs in the
+        draw: a multiple of its probability, or 0 where top_k or top_p leaves it out."""
+        V = logits.shape[-1]
+        if 0 < self.top_k < V:
+            least = np.partition(logits, V - self.top_k)[:, V - self.top_k, None]
+            np.copyto(logits, -np.inf, where=logits < least)
+        logits -= logits.max(-1, keepdims=True)
+        np.exp(logits, out=logits)
+        if self.top_p < 1:
+            ordered = np.sort(logits)[:, ::-1]
+            likelier = ordered.cumsum(-1) - ordered  # the weight of those before each
+            enough = likelier >= self.top_p * ordered.sum(-1, keepdims=True)
+            least = np.where(enough, np.inf, ordered).min(-1, keepdims=True)
+            np.copyto(logits, 0, where=logits < least)
+
+
+class Choosing:
+    """Chooses the next character of each text, in the two steps of the output layer (model/gpt.py)
+    where that is possible: first among the common ones and "a rare one", and all characters are
+    looked at only where that one wins. A mask, a temperature, top_k and top_p concern all of them.
+
+    common (C, n + 1) and rare (C, V - n) or None are the output layer's weights. Text i draws from
+    random numbers that `seed` and `numbers[i]` alone decide.
+    """
+
+    def __init__(
+        self,
+        common: Array,
+        rare: Array | None,
+        sampling: Sampling,
+        seed: int,
+        numbers: Sequence[int],
+        allowed: bool,
+    ) -> None:
+        self._common, self._rare, self._n = common, rare, common.shape[1] - 1
+        V = common.shape[1] if rare is None else self._n + rare.shape[1]
+        self._sharper = 1.0 if sampling.greedy else 1 / sampling.temperature
+        self._all = Choice(sampling, V, f"{seed} all", numbers)
+        self._first = None
+        if rare is not None and sampling.in_steps and not allowed:
+            self._first = Choice(sampling, self._n + 1, f"{seed} first", numbers)
+        # By chance, the second step is among the rare ones; greedily, it is among all.
+        self._second = None if sampling.greedy else np.arange(V) >= self._n
+
+    def __call__(self, column: int, x: Array, mask: Array | None) -> tuple[Array, Array]:
+        """The characters of all texts for a column, from what the output layer reads (B, C), and
+        whether each is clear, whatever the rounding: both (B,)."""
+        texts = np.arange(len(x))
+        if self._first is None:
+            self._logits(x, self._all.logits)
+            return self._all(column, texts, mask)
+        np.matmul(x, self._common, out=self._first.logits)
+        chosen, clear = self._first(column, texts)
+        rare = np.flatnonzero(chosen == self._n)
+        if rare.size:
+            self._logits(x[rare], self._all.logits[: rare.size])
+            chosen[rare], clear_too = self._all(column, rare, self._second)
+            clear[rare] &= clear_too
+        return chosen, clear
+
+    def again(self, column: int, text: int, logits: Array, mask: Array | None) -> int:
+        """The character of one text from other logits (V,) for the same place."""
+        texts = np.array([text])
+        if self._first is not None:
+            self._first.logits[0, :-1] = logits[: self._n]
+            self._first.logits[0, -1] = _log_sum_exp(logits[None, self._n :])[0, 0]
+            [choice], _ = self._first(column, texts)
+            if choice != self._n:
+                return int(choice)
+            mask = self._second
+        elif mask is not None and mask.ndim == 2:
+            mask = mask[texts]
+        self._all.logits[0] = logits * self._sharper
+        return int(self._all(column, texts, mask)[0][0])
+
+    def _logits(self, x: Array, out: Array) -> None:
+        """The logits of all characters over temperature: x (n, C) -> out (n, V)."""
+        np.matmul(x, self._common, out=out[:, : self._n + 1])
+        if self._rare is not None:
+            a_rare_one = out[:, self._n, None].copy()
+            which = np.matmul(x, self._rare, out=out[:, self._n :])
+            which += a_rare_one - _log_sum_exp(which)
+        if self._sharper != 1:
+            out *= self._sharper
+
+
+class Choice:
+    """Chooses for each text one of V things from `logits` (B, V), which it spoils."""
+
+    def __init__(self, sampling: Sampling, V: int, seed: str, numbers: Sequence[int]) -> None:
+        self.sampling = sampling
+        self._groups = math.isqrt(V - 1) + 1  # see `_draw`
+        self._ones = np.ones(self._groups, np.float32)
+        self._weights = np.zeros((len(numbers), self._groups**2), np.float32)
+        self.logits = self._weights[:, :V]
+        self._seed, self._numbers, self._chunk = seed, numbers, -1
+
+    def __call__(self, column: int, texts: Array, mask: Array | None = None) -> tuple[Array, Array]:
+        """What these texts (n,), whose logits are the first n rows, get for a column, and whether
+        each choice is clear, whatever the rounding: both (n,)."""
+        n = len(texts)
+        logits = self.logits[:n]
+        if mask is not None:
+            np.copyto(logits, -np.inf, where=~mask)
+        if not self.sampling.greedy:
+            self.sampling.weigh(logits)
+            return self._draw(self._weights[:n], self._noise(column)[texts])
+        best, places = logits.argmax(-1), np.arange(n)
+        least = logits[places, best] - LEAD
+        logits[places, best] = -np.inf
+        return best, logits.max(-1) < least
+
+    def _noise(self, column: int) -> Array:
+        """Exponential random numbers for a column of each text: (B, 2, groups)."""
+        chunk, place = divmod(column, CHUNK)
+        if chunk != self._chunk:
+            size, drawn = (CHUNK, 2, self._groups), []
+            for number in self._numbers:
+                key = blake2b(f"{self._seed} {number} {chunk}".encode(), digest_size=16).digest()
+                rng = np.random.default_rng(int.from_bytes(key))
+                drawn.append(rng.standard_exponential(size, np.float32))
+            self._chunk, self._drawn = chunk, np.maximum(np.stack(drawn, 1), 2**-25)
+        return self._drawn[place]
+
+    def _draw(self, weights: Array, noise: Array) -> tuple[Array, Array]:
+        """Draw from weights (B, G * G), in proportion, by noise (B, 2, G).
+
+        An exponential race: argmax w / E is distributed as w where all E are exponential. It runs in
+        two heats, first among G groups (each takes every G-th character), then within the winning
+        group, and so takes 2G random numbers and not G * G.
+        """
+        B, _, G = noise.shape
+        table = weights.reshape(B, G, G)
+        first = (self._ones @ table) / noise[:, 0]
+        group = first.argmax(-1)
+        second = table[np.arange(B), :, group] / noise[:, 1]
+        place = second.argmax(-1)
+        least = math.exp(-LEAD * max(1, 1 / self.sampling.temperature))
+        return place * G + group, _clear(first, least) & _clear(second, least)
+
+
+def _clear(scores: Array, least: float) -> Array:
+    """Whether the highest of each row of scores (B, N) times `least` is above all others: (B,)."""
+    scores = np.partition(scores, -2)
+    return scores[:, -2] < scores[:, -1] * least
+
+
+def _log_sum_exp(x: Array) -> Array:
+    """x (n, N) -> (n, 1)."""
+    most = x.max(-1, keepdims=True)
+    return most + np.log(np.exp(x - most) @ np.ones((x.shape[1], 1), x.dtype))
