@@ -49,10 +49,10 @@ from model.generate import Engine
 from model.gpt import GPT, GPTConfig
 from model.machine import (
     MachineError,
-    keep_freed_memory,
     physical_memory,
     pick_device,
     pick_dtype,
+    set_up_memory,
 )
 from model.optim import make_optimizers, schedule
 from run_folder import RunFolder
@@ -244,7 +244,7 @@ def main(argv: list[str]) -> int:
     """Train; returns the exit code."""
     config, resume, overwrite = parse(argv)
     device = pick_device(config.device)
-    keep_freed_memory()
+    set_up_memory()
 
     # One process, or one of several that torchrun started.
     world, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))

@@ -14,7 +14,7 @@ from command_line import Parser
 from data.corpus import POEMS, Corpus, read_documents
 from data.vocabulary import BOUNDARY
 from model.gpt import GPTConfig
-from model.machine import keep_freed_memory, pick_dtype
+from model.machine import pick_dtype, set_up_memory
 
 BASE = GPTConfig(vocab_size=6301, block_size=64)
 SIZES = {
@@ -37,7 +37,7 @@ def main(argv: list[str]) -> None:
     parser = Parser(prog="benchmarks growth", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer steps and sizes; keep nothing")
     quick = parser.parse_args(argv).quick
-    keep_freed_memory()
+    set_up_memory()
     dtype = pick_dtype("auto", "cpu")
     best = peak(dtype)
     rows, text = [], poems()

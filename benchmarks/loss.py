@@ -18,7 +18,7 @@ from benchmarks.runs import Memory
 from command_line import Parser, UsageError
 from model.gpt import GPTConfig
 from model.loss import linear_cross_entropy
-from model.machine import keep_freed_memory
+from model.machine import set_up_memory
 
 N, C, V = 2304, 128, 6301  # characters, channels, vocabulary of the default training
 COMMON, RARE = GPTConfig.cutoff, 0.034  # common characters, share of the others in the poems
@@ -109,7 +109,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--dtype", choices=DTYPES, help="this number format alone")
     parser.add_argument("--memory_of", choices=WAYS, help="print what this way adds, in MB")
     args = parser.parse_args(argv)
-    keep_freed_memory()
+    set_up_memory()
     if args.memory_of:
         return print_memory(args.memory_of, args.dtype or "float32")
     rows = []

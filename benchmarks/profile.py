@@ -13,7 +13,7 @@ from command_line import Parser
 from data.batches import Batches
 from data.corpus import POEMS, Corpus, read_documents
 from model.gpt import GPTConfig
-from model.machine import keep_freed_memory, pick_dtype
+from model.machine import pick_dtype, set_up_memory
 
 WARM = 5  # steps before anything is timed
 
@@ -27,7 +27,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--batch_size", type=int, default=2304, help="characters in a step")
     parser.add_argument("--dtype", default="auto", help="float32, bfloat16 or auto")
     args = parser.parse_args(argv)
-    keep_freed_memory()
+    set_up_memory()
     corpus = Corpus(read_documents(POEMS))
     config = GPTConfig(len(corpus.vocabulary), n_layer=args.n_layer, n_embd=args.n_embd)
     batches = Batches(corpus.train, corpus.vocabulary, config.block_size, args.batch_size)

@@ -58,14 +58,26 @@ def pick_dtype(name: str, device: str) -> torch.dtype:
         raise MachineError(f"unknown dtype {name}: choose auto, float32 or bfloat16")
     if device.startswith("cuda"):
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
-    if device == "cpu" and matmul_rate(torch.bfloat16) > 1.3 * matmul_rate(torch.float32):
-        return torch.bfloat16
+    if device == "cpu":
+        # In turn, so that other work on the machine slows both.
+        rates = {torch.bfloat16: 0.0, torch.float32: 0.0}
+        for _ in range(4):
+            for dtype, rate in rates.items():
+                rates[dtype] = max(rate, matmul_rate(dtype, runs=3))
+        if rates[torch.bfloat16] > 1.3 * rates[torch.float32]:
+            return torch.bfloat16
     return torch.float32
 
 
-def keep_freed_memory() -> None:
-    """Let glibc keep big freed blocks for the next step instead of handing them back to the kernel,
-    which costs page faults worth 30 to 60% of a step. Elsewhere this does nothing."""
+def set_up_memory() -> None:
+    """Say what is to be kept from one step to the next; call it before the first product.
+
+    Big freed blocks are: glibc would hand them back to the kernel, which costs page faults worth 30
+    to 60% of a step. Of oneDNN's programs, one for each size of a product and half a megabyte each,
+    only as many as a step needs are: it would keep 1,024, and torch's layer above it as many again.
+    """
+    for cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+        os.environ.setdefault(cache, "96")
     if sys.platform != "linux":
         return
     try:

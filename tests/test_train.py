@@ -213,10 +213,15 @@ def test_the_log_has_the_fields_of_its_description(tiny_run):
     assert tokens == sorted(tokens) and elapsed == sorted(elapsed)
 
 
-def test_an_untrained_model_is_the_control_at_step_0(tiny_run):
+def test_an_untrained_model_is_the_control_at_step_0(tiny_run, tiny_corpus):
     first = metrics(tiny_run)[0]
-    _, characters, _ = load_model(tiny_run / "ckpt.pt")
-    assert first["val_loss"] == pytest.approx(math.log(len(characters)), rel=1e-5)
+    model, _, _ = load_model(tiny_run / "ckpt.pt")
+    corpus = Corpus(read_documents(tiny_corpus), 0, [PROBE])
+    ids = np.array(corpus.vocabulary.encode("\n".join([*corpus.val, ""])))
+    # All common characters are alike, and all rare ones.
+    common, rare = model.config.cutoff, len(corpus.vocabulary) - model.config.cutoff
+    expected = math.log(common + 1) + (ids >= common).mean() * math.log(rare)
+    assert rare > 0 and first["val_loss"] == pytest.approx(expected, abs=0.01)
     map = load_map(map_path(tiny_run, 0, 0))
     assert map.step == 0 and "".join(map.tokens) == "\n" + PROBE
 
