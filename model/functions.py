@@ -1,5 +1,5 @@
-"""Two functions of the model with their gradients written out. What autograd makes of the plain
-expressions goes over memory twice as often, and that is most of their time on a CPU."""
+"""Functions of the model with their gradients written out. What autograd makes of the plain
+expressions goes over memory more often, and that is most of their time on a CPU."""
 
 from __future__ import annotations
 
@@ -50,3 +50,55 @@ class _SquaredReLU(torch.autograd.Function):
 def squared_relu(x: Tensor) -> Tensor:
     """max(0, x)² (Primer, arXiv:2109.08668)."""
     return _SquaredReLU.apply(x)
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, qkv: Tensor, bias: Tensor) -> Tensor:
+        H, ctx.scale = len(bias), (qkv.size(-1) // 3 // len(bias)) ** -0.5
+        with torch.autocast(qkv.device.type, enabled=False):
+            q, k, v = heads = _part(qkv, 3, H)
+            scores = bias.repeat(len(qkv), 1, 1)
+            weights = torch.baddbmm(scores, q, k.mT, alpha=ctx.scale).softmax(-1)
+            ctx.save_for_backward(heads, weights)
+            return _join((weights @ v)[None], H, qkv.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor]:
+        heads, weights = ctx.saved_tensors
+        (q, k, v), grads = heads, torch.empty_like(heads)
+        T, H = weights.size(-1), len(weights) // len(grad)
+        with torch.autocast(grad.device.type, enabled=False):
+            [dy] = _part(grad, 1, H)
+            torch.bmm(weights.mT, dy, out=grads[2])
+            # What autograd calls for a softmax.
+            dscores = torch._softmax_backward_data(dy @ v.mT, weights, -1, weights.dtype)
+            torch.bmm(dscores, k, out=grads[0])
+            torch.bmm(dscores.mT, q, out=grads[1])
+            grads[:2] *= ctx.scale
+            return _join(grads, H, grad.dtype), dscores.view(-1, H, T, T).sum(0)
+
+
+def _part(x: Tensor, n: int, H: int) -> Tensor:
+    """The heads of n things side by side: x (B, T, n C) -> (n, B H, T, D), in float32 at least."""
+    B, T, width = x.shape
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    heads = x.new_empty(n, B, H, T, width // (n * H), dtype=dtype)
+    return heads.copy_(x.view(B, T, n, H, -1).permute(2, 0, 3, 1, 4)).flatten(1, 2)
+
+
+def _join(heads: Tensor, H: int, dtype: torch.dtype) -> Tensor:
+    """The opposite of `_part`: heads (n, B H, T, D) -> (B, T, n C)."""
+    n, BH, T, D = heads.shape
+    x = heads.new_empty(BH // H, T, n, H, D, dtype=dtype)
+    return x.copy_(heads.view(n, -1, H, T, D).permute(1, 3, 0, 2, 4)).flatten(2)
+
+
+def attention(qkv: Tensor, bias: Tensor) -> Tensor:
+    """softmax(q k^T / sqrt(D) + bias) v for all heads, in float32 whatever qkv is.
+
+    qkv (B, T, 3 C), the queries, keys and values of each head side by side, and bias (H, T, T)
+    -> (B, T, C). It holds two tensors of B H T^2 numbers: for short texts.
+    """
+    return _Attention.apply(qkv, bias)
