@@ -43,8 +43,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             total += losses.masked_fill(none, 0).sum()
             if gradients:
                 error = p.scatter_(1, here, at_target - 1).to(dtype)
-                if none.any():
-                    error.masked_fill_(none, 0)
+                error[none.squeeze(1)] = 0
                 torch.mm(error, w, out=dx[chunk])
                 dw += error.T @ xs[chunk]
         if gradients:
