@@ -20,7 +20,7 @@ from model.gpt import GPTConfig
 from model.loss import linear_cross_entropy
 from model.machine import set_up_memory
 
-N, C, V = 2304, 128, 6301  # characters, channels, vocabulary of the default training
+N, C, V = 2304, 128, 6244  # characters, channels, vocabulary of the default training
 COMMON, RARE = GPTConfig.cutoff, 0.034  # common characters, share of the others in the poems
 
 

@@ -26,7 +26,7 @@ One text, as `page_texts` makes it:
     {
       "tokens": ["\\n", "床", "前"],            # position 0 is the mark that starts every document
       "n_layer": 3, "n_head": 4,
-      "snapshots": [{"step": 0, "val_loss": 8.75, "weights": pack_weights(...)}],   # by step
+      "snapshots": [{"step": 0, "val_loss": 7.90, "weights": pack_weights(...)}],   # by step
       "predictions": [[["床", 0.02], ...], ...],   # final model, the likeliest first, per position
       "cuts": pack_cuts([...]),                 # final model, see there
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -40,9 +40,9 @@ class Sampling:
         return self.temperature < 1e-6
 
     @property
-    def in_steps(self) -> bool:
-        """Whether a choice among all characters may be made in the output layer's two steps."""
-        return self.greedy or self == Sampling()
+    def from_all(self) -> bool:
+        """Whether chance draws from all characters, each in proportion."""
+        return self.top_k == 0 and self.top_p == 1
 
     def weigh(self, logits: Array) -> None:
         """Turn logits over temperature, float32 (B, V), into what each character weighs in the
@@ -64,7 +64,7 @@ class Sampling:
 class Choosing:
     """Chooses the next character of each text, in the two steps of the output layer (model/gpt.py)
     where that is possible: first among the common ones and "a rare one", and all characters are
-    looked at only where that one wins. A mask, a temperature, top_k and top_p concern all of them.
+    looked at only where that one wins. Masks, top_k and top_p concern all of them.
 
     common (C, n + 1) and rare (C, V - n) or None are the output layer's weights. Text i draws from
     random numbers that `seed` and `numbers[i]` alone decide.
@@ -77,17 +77,20 @@ class Choosing:
         sampling: Sampling,
         seed: int,
         numbers: Sequence[int],
-        allowed: bool,
+        masked: bool,
     ) -> None:
         self._common, self._rare, self._n = common, rare, common.shape[1] - 1
-        V = common.shape[1] if rare is None else self._n + rare.shape[1]
+        self._greedy = sampling.greedy
         self._sharper = 1.0 if sampling.greedy else 1 / sampling.temperature
+        V = common.shape[1] if rare is None else self._n + rare.shape[1]
         self._all = Choice(sampling, V, f"{seed} all", numbers)
         self._first = None
-        if rare is not None and sampling.in_steps and not allowed:
+        if rare is not None and not masked and (sampling.greedy or sampling.from_all):
             self._first = Choice(sampling, self._n + 1, f"{seed} first", numbers)
-        # By chance, the second step is among the rare ones; greedily, it is among all.
-        self._second = None if sampling.greedy else np.arange(V) >= self._n
+            self._uniform = Noise(f"{seed} uniform", numbers, 1)
+            # Probabilities of R characters that sum to 1 sum to this at most at a higher
+            # temperature, to 1 at a lower one (Hölder): in nats.
+            self._most = max(0, (1 - self._sharper) * math.log(rare.shape[1]))
 
     def __call__(self, column: int, x: Array, mask: Array | None) -> tuple[Array, Array]:
         """The characters of all texts for a column, from what the output layer reads (B, C), and
@@ -96,32 +99,52 @@ class Choosing:
         if self._first is None:
             self._logits(x, self._all.logits)
             return self._all(column, texts, mask)
-        np.matmul(x, self._common, out=self._first.logits)
-        chosen, clear = self._first(column, texts)
-        rare = np.flatnonzero(chosen == self._n)
-        if rare.size:
-            self._logits(x[rare], self._all.logits[: rare.size])
-            chosen[rare], clear_too = self._all(column, rare, self._second)
-            clear[rare] &= clear_too
-        return chosen, clear
+        np.matmul(x * self._sharper, self._common, out=self._first.logits)
+        return self._in_steps(column, texts, lambda rows, out: self._logits(x[rows], out))
 
     def again(self, column: int, text: int, logits: Array, mask: Array | None) -> int:
         """The character of one text from other logits (V,) for the same place."""
-        texts = np.array([text])
-        if self._first is not None:
-            self._first.logits[0, :-1] = logits[: self._n]
-            self._first.logits[0, -1] = _log_sum_exp(logits[None, self._n :])[0, 0]
-            [choice], _ = self._first(column, texts)
-            if choice != self._n:
-                return int(choice)
-            mask = self._second
-        elif mask is not None and mask.ndim == 2:
-            mask = mask[texts]
-        self._all.logits[0] = logits * self._sharper
-        return int(self._all(column, texts, mask)[0][0])
+        texts, logits = np.array([text]), logits[None] * self._sharper
+        if self._first is None:
+            self._all.logits[:1] = logits
+            one = mask[texts] if mask is not None and mask.ndim == 2 else mask
+            return int(self._all(column, texts, one)[0][0])
+        self._first.logits[0, :-1] = logits[0, : self._n]
+        a_rare_one = _log_sum_exp(logits[:, self._n :] / self._sharper)[0, 0]
+        self._first.logits[0, -1] = a_rare_one * self._sharper
+        return int(self._in_steps(column, texts, lambda _, out: np.copyto(out, logits))[0][0])
+
+    def _in_steps(
+        self, column: int, texts: Array, look: Callable[[Array, Array], None]
+    ) -> tuple[Array, Array]:
+        """Choose for texts (k,) whose logits of the first step are there; look(rows, out) gives the
+        logits of all characters for some of them.
+
+        At a temperature the rare ones' weights do not sum to that of "a rare one", but to a share of
+        `_most` times it, which only they tell. So "a rare one" runs with that bound, and where it
+        wins, the choice is among the rare ones with the probability of that share, and among all
+        otherwise (rejection sampling). Greedily, the choice is among all.
+        """
+        bound = self._first.logits[: len(texts), -1]
+        bound += self._most
+        bound = bound.copy()
+        chosen, clear = self._first(column, texts)
+        rows = np.flatnonzero(chosen == self._n)
+        if not rows.size:
+            return chosen, clear
+        logits = self._all.logits[: rows.size]
+        look(rows, logits)
+        if not self._greedy:
+            share = np.exp(_log_sum_exp(logits[:, self._n :])[:, 0] - bound[rows])
+            uniform = np.exp(-self._uniform(column)[texts[rows], 0])
+            logits[uniform < share, : self._n] = -np.inf
+            clear[rows] &= abs(uniform - share) > LEAD * max(1, self._sharper) * share
+        chosen[rows], clear_too = self._all(column, texts[rows])
+        clear[rows] &= clear_too
+        return chosen, clear
 
     def _logits(self, x: Array, out: Array) -> None:
-        """The logits of all characters over temperature: x (n, C) -> out (n, V)."""
+        """The logits of all characters over temperature: x (k, C) -> out (k, V)."""
         np.matmul(x, self._common, out=out[:, : self._n + 1])
         if self._rare is not None:
             a_rare_one = out[:, self._n, None].copy()
@@ -129,6 +152,25 @@ class Choosing:
             which += a_rare_one - _log_sum_exp(which)
         if self._sharper != 1:
             out *= self._sharper
+
+
+class Noise:
+    """Exponential random numbers, `size` for each column of each text."""
+
+    def __init__(self, seed: str, numbers: Sequence[int], size: int) -> None:
+        self._seed, self._numbers, self._size, self._chunk = seed, numbers, size, -1
+
+    def __call__(self, column: int) -> Array:
+        """Those of a column: (B, size)."""
+        chunk, place = divmod(column, CHUNK)
+        if chunk != self._chunk:
+            drawn = []
+            for number in self._numbers:
+                key = blake2b(f"{self._seed} {number} {chunk}".encode(), digest_size=16).digest()
+                rng = np.random.default_rng(int.from_bytes(key))
+                drawn.append(rng.standard_exponential((CHUNK, self._size), np.float32))
+            self._chunk, self._drawn = chunk, np.maximum(np.stack(drawn, 1), 2**-25)
+        return self._drawn[place]
 
 
 class Choice:
@@ -140,7 +182,7 @@ class Choice:
         self._ones = np.ones(self._groups, np.float32)
         self._weights = np.zeros((len(numbers), self._groups**2), np.float32)
         self.logits = self._weights[:, :V]
-        self._seed, self._numbers, self._chunk = seed, numbers, -1
+        self._noise = Noise(seed, numbers, 2 * self._groups)
 
     def __call__(self, column: int, texts: Array, mask: Array | None = None) -> tuple[Array, Array]:
         """What these texts (n,), whose logits are the first n rows, get for a column, and whether
@@ -151,23 +193,12 @@ class Choice:
             np.copyto(logits, -np.inf, where=~mask)
         if not self.sampling.greedy:
             self.sampling.weigh(logits)
-            return self._draw(self._weights[:n], self._noise(column)[texts])
+            noise = self._noise(column)[texts].reshape(n, 2, self._groups)
+            return self._draw(self._weights[:n], noise)
         best, places = logits.argmax(-1), np.arange(n)
         least = logits[places, best] - LEAD
         logits[places, best] = -np.inf
         return best, logits.max(-1) < least
-
-    def _noise(self, column: int) -> Array:
-        """Exponential random numbers for a column of each text: (B, 2, groups)."""
-        chunk, place = divmod(column, CHUNK)
-        if chunk != self._chunk:
-            size, drawn = (CHUNK, 2, self._groups), []
-            for number in self._numbers:
-                key = blake2b(f"{self._seed} {number} {chunk}".encode(), digest_size=16).digest()
-                rng = np.random.default_rng(int.from_bytes(key))
-                drawn.append(rng.standard_exponential(size, np.float32))
-            self._chunk, self._drawn = chunk, np.maximum(np.stack(drawn, 1), 2**-25)
-        return self._drawn[place]
 
     def _draw(self, weights: Array, noise: Array) -> tuple[Array, Array]:
         """Draw from weights (B, G * G), in proportion, by noise (B, 2, G).

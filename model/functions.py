@@ -55,7 +55,8 @@ def squared_relu(x: Tensor) -> Tensor:
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, qkv: Tensor, bias: Tensor) -> Tensor:
-        H, ctx.scale = len(bias), (qkv.size(-1) // 3 // len(bias)) ** -0.5
+        ctx.H = H = len(bias)
+        ctx.scale = (qkv.size(-1) // 3 // H) ** -0.5
         with torch.autocast(qkv.device.type, enabled=False):
             q, k, v = heads = _part(qkv, 3, H)
             scores = bias.repeat(len(qkv), 1, 1)
@@ -68,7 +69,7 @@ class _Attention(torch.autograd.Function):
     def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor]:
         heads, weights = ctx.saved_tensors
         (q, k, v), grads = heads, torch.empty_like(heads)
-        T, H = weights.size(-1), len(weights) // len(grad)
+        T, H = weights.size(-1), ctx.H
         with torch.autocast(grad.device.type, enabled=False):
             [dy] = _part(grad, 1, H)
             torch.bmm(weights.mT, dy, out=grads[2])
@@ -77,22 +78,22 @@ class _Attention(torch.autograd.Function):
             torch.bmm(dscores, k, out=grads[0])
             torch.bmm(dscores.mT, q, out=grads[1])
             grads[:2] *= ctx.scale
-            return _join(grads, H, grad.dtype), dscores.view(-1, H, T, T).sum(0)
+            return _join(grads, H, grad.dtype), dscores.view(len(grad), H, T, T).sum(0)
 
 
 def _part(x: Tensor, n: int, H: int) -> Tensor:
     """The heads of n things side by side: x (B, T, n C) -> (n, B H, T, D), in float32 at least."""
-    B, T, width = x.shape
+    B, T, D = x.size(0), x.size(1), x.size(2) // (n * H)
     dtype = torch.promote_types(x.dtype, torch.float32)
-    heads = x.new_empty(n, B, H, T, width // (n * H), dtype=dtype)
-    return heads.copy_(x.view(B, T, n, H, -1).permute(2, 0, 3, 1, 4)).flatten(1, 2)
+    heads = x.new_empty(n, B, H, T, D, dtype=dtype)
+    return heads.copy_(x.view(B, T, n, H, D).permute(2, 0, 3, 1, 4)).flatten(1, 2)
 
 
 def _join(heads: Tensor, H: int, dtype: torch.dtype) -> Tensor:
     """The opposite of `_part`: heads (n, B H, T, D) -> (B, T, n C)."""
-    n, BH, T, D = heads.shape
-    x = heads.new_empty(BH // H, T, n, H, D, dtype=dtype)
-    return x.copy_(heads.view(n, -1, H, T, D).permute(1, 3, 0, 2, 4)).flatten(2)
+    n, B, T, D = heads.size(0), heads.size(1) // H, heads.size(2), heads.size(3)
+    x = heads.new_empty(B, T, n, H, D, dtype=dtype)
+    return x.copy_(heads.view(n, B, H, T, D).permute(1, 3, 0, 2, 4)).flatten(2)
 
 
 def attention(qkv: Tensor, bias: Tensor) -> Tensor:

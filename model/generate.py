@@ -48,7 +48,7 @@ class Engine:
             self._layers.append([matrix.T.contiguous().numpy() for matrix in matrices])
         head = model.lm_head
         self._common, self._rare = (
-            layer and (layer.weight * C**0.5).T.contiguous().numpy()
+            None if layer is None else (layer.weight * C**0.5).T.contiguous().numpy()
             for layer in (head.common, head.rare)
         )
         # The heads' liking for a distance, the query's own place last: (H, 1, block_size).

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from model import choose
 from model.choose import Choice, Sampling
 from model.generate import Engine
 from model.gpt import GPT, GPTConfig
@@ -78,7 +79,10 @@ def test_what_the_engine_reads_equals_the_forward_pass(model, count):
             seen.append(torch.from_numpy(logits.copy()))
             logits[:] = torch.zeros(logits.shape).scatter(1, idx[:, len(seen), None], 1)
 
-    Engine(model).generate(idx[:, :1].tolist(), BLOCK - 1, Dictation())
+    whatever = np.ones(50, bool)  # a mask: all characters are looked at
+    Engine(model).generate(
+        idx[:, :1].tolist(), BLOCK - 1, Dictation(), allowed=lambda ids: whatever
+    )
     with torch.no_grad():
         logits, _ = model(idx[:, :-1])
     torch.testing.assert_close(torch.stack(seen, 1), logits, atol=1e-4, rtol=1e-4)
@@ -93,7 +97,9 @@ def test_a_model_in_training_mode_is_read_without_dropout():
     assert engine.generate([[1]], 20, GREEDY) == [generate_without_cache(model.eval(), [1], 20)]
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.3, top_k=40, top_p=0.95)])
+@pytest.mark.parametrize(
+    "sampling", [Sampling(), Sampling(0.6), Sampling(1.3, top_k=40, top_p=0.95)]
+)
 def test_a_text_does_not_depend_on_its_company(model, sampling):
     engine = Engine(model)
     together = engine.generate([[1, 2]] * 40, 30, sampling, seed=3)
@@ -119,7 +125,10 @@ def chi_square(counts: torch.Tensor, p: torch.Tensor) -> tuple[float, float]:
 
 @pytest.mark.parametrize("cutoff", [37, 10])
 @pytest.mark.parametrize("count", [1, 500])
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.7), Sampling(1.5, top_k=20)])
+@pytest.mark.parametrize(
+    "sampling",
+    [Sampling(), Sampling(0.5), Sampling(2), Sampling(1.5, top_k=20)],
+)
 def test_choices_are_distributed_as_the_softmax(sampling, count, cutoff):
     model = random_model(37, cutoff)  # no square: the last group is not full
     with torch.no_grad():
@@ -134,6 +143,30 @@ def test_choices_are_distributed_as_the_softmax(sampling, count, cutoff):
         counts += torch.tensor(ids).flatten().bincount(minlength=37)
     statistic, bound = chi_square(counts, logits.softmax(-1))
     assert statistic < bound
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(), Sampling(0.6), Sampling(1.8)])
+def test_where_nothing_is_clear_the_plain_model_chooses_the_same(monkeypatch, model, sampling):
+    expected = Engine(model).generate([[1], [2, 3]] * 20, 20, sampling, seed=6)
+    monkeypatch.setattr(choose, "LEAD", math.inf)
+    assert Engine(model).generate([[1], [2, 3]] * 20, 20, sampling, seed=6) == expected
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(), Sampling(0.8)])
+def test_rare_characters_are_looked_at_only_where_one_may_win(monkeypatch, sampling):
+    rows = []
+    look = choose.Choosing._logits
+
+    def counting(self, x, out):
+        rows.append(len(x))
+        look(self, x, out)
+
+    monkeypatch.setattr(choose.Choosing, "_logits", counting)
+    model = random_model(cutoff=25)
+    model.lm_head.common.weight.data[-1] *= 0.5  # "a rare one" seldom wins
+    Engine(model).generate([[i] for i in range(50)], 20, sampling)
+    assert sum(rows) < 0.3 * 50 * 20
+    assert sampling.greedy or rows
 
 
 @pytest.mark.parametrize("cutoff", [37, 5])
@@ -164,10 +197,10 @@ def test_weights_of_top_p_are_the_smallest_set_that_reaches_it():
 
 
 def test_draw_never_takes_what_weighs_nothing():
-    choose = Choice(Sampling(), 14, "", range(20_000))
-    choose.logits[:] = -200
-    choose.logits[:, 11] = 0
-    chosen, clear = choose(1, np.arange(20_000))
+    choice = Choice(Sampling(), 14, "", range(20_000))
+    choice.logits[:] = -200
+    choice.logits[:, 11] = 0
+    chosen, clear = choice(1, np.arange(20_000))
     assert (chosen == 11).all() and clear.all()
 
 

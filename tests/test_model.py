@@ -79,6 +79,17 @@ def test_loss_and_gradients_are_cross_entropys_in_one_step_and_in_two(cutoff, re
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.parametrize("rows", [0, 3])
+def test_a_part_without_texts_or_rare_characters_has_gradients_of_zero(rows):
+    """As a process may get one, and the others wait for its gradients."""
+    model = GPT(replace(SIZES, cutoff=20))
+    model.loss(torch.full((rows, 7), 3), torch.full((rows, 7), 3), "sum").backward()
+    assert all(p.grad is not None for p in model.parameters())
+    assert not model.lm_head.rare.weight.grad.any()
+    if rows == 0:
+        assert not any(p.grad.any() for p in model.parameters())
+
+
 def test_two_steps_are_adaptive_softmax():
     """torch's own, whose tail projects; here that projection is the identity."""
     layer = OutputLayer(GPTConfig(50, n_head=1, n_embd=16, cutoff=30))

@@ -134,6 +134,7 @@ def test_every_parameter_has_one_optimizer_and_keeps_its_peak():
     assert {p.shape for p in adamw.param_groups[0]["params"]} == {(20, 8)}
     groups = muon.param_groups + adamw.param_groups
     assert [group["peak_lr"] for group in groups] == [0.02, 0.02, 0.1, 0.01, 0.02]
+    assert [group["weight_decay"] for group in groups] == [0.1, 0.1, 0, 0.1, 0]
     assert muon.param_groups[0]["pieces"] == 3
     assert {p.shape for p in muon.param_groups[0]["params"]} == {(24, 8)}
 
