@@ -73,10 +73,9 @@ class Batches:
 
     def _collate(self, rows: list[np.ndarray]) -> tuple[Tensor, Tensor]:
         length = max(map(len, rows))
-        inputs = torch.zeros(len(rows), length - 1, dtype=torch.long)
-        targets = torch.full((len(rows), length - 1), IGNORE)
+        inputs = np.zeros((len(rows), length - 1), np.int64)
+        targets = np.full_like(inputs, IGNORE)
         for b, row in enumerate(rows):
-            row = torch.from_numpy(row.astype(np.int64))
             inputs[b, : len(row) - 1] = row[:-1]
             targets[b, : len(row) - 1] = row[1:]
-        return inputs, targets
+        return torch.from_numpy(inputs), torch.from_numpy(targets)

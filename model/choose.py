@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -83,11 +83,12 @@ class Choosing:
         self._greedy = sampling.greedy
         self._sharper = 1.0 if sampling.greedy else 1 / sampling.temperature
         V = common.shape[1] if rare is None else self._n + rare.shape[1]
-        self._all = Choice(sampling, V, f"{seed} all", numbers)
+        in_steps = rare is not None and not masked and (sampling.greedy or sampling.from_all)
+        self._all = Choice(sampling, V, f"{seed} all", numbers, seldom=in_steps)
         self._first = None
-        if rare is not None and not masked and (sampling.greedy or sampling.from_all):
+        if in_steps:
             self._first = Choice(sampling, self._n + 1, f"{seed} first", numbers)
-            self._uniform = Noise(f"{seed} uniform", numbers, 1)
+            self._uniform = Noise(f"{seed} uniform", numbers, 1, seldom=True)
             # Probabilities of R characters that sum to 1 sum to this at most at a higher
             # temperature, to 1 at a lower one (Hölder): in nats.
             self._most = max(0, (1 - self._sharper) * math.log(rare.shape[1]))
@@ -136,7 +137,7 @@ class Choosing:
         look(rows, logits)
         if not self._greedy:
             share = np.exp(_log_sum_exp(logits[:, self._n :])[:, 0] - bound[rows])
-            uniform = np.exp(-self._uniform(column)[texts[rows], 0])
+            uniform = np.exp(-self._uniform(column, texts[rows])[:, 0])
             logits[uniform < share, : self._n] = -np.inf
             clear[rows] &= abs(uniform - share) > LEAD * max(1, self._sharper) * share
         chosen[rows], clear_too = self._all(column, texts[rows])
@@ -155,34 +156,50 @@ class Choosing:
 
 
 class Noise:
-    """Exponential random numbers, `size` for each column of each text."""
+    """Exponential random numbers, `size` for each column of each text. Those of many columns are
+    drawn at once, or where they are `seldom` asked for, those of the texts and column alone."""
 
-    def __init__(self, seed: str, numbers: Sequence[int], size: int) -> None:
-        self._seed, self._numbers, self._size, self._chunk = seed, numbers, size, -1
+    def __init__(self, seed: str, numbers: Sequence[int], size: int, seldom: bool = False) -> None:
+        self._seed, self._numbers, self._size = seed, numbers, size
+        self._columns, self._chunk = 1 if seldom else CHUNK, -1
 
-    def __call__(self, column: int) -> Array:
-        """Those of a column: (B, size)."""
-        chunk, place = divmod(column, CHUNK)
+    def __call__(self, column: int, texts: Array) -> Array:
+        """Those of a column and some texts: (len(texts), size)."""
+        chunk, place = divmod(column, self._columns)
+        if self._columns == 1:
+            return self._draw(chunk, texts)[:, 0]
         if chunk != self._chunk:
-            drawn = []
-            for number in self._numbers:
-                key = blake2b(f"{self._seed} {number} {chunk}".encode(), digest_size=16).digest()
-                rng = np.random.default_rng(int.from_bytes(key))
-                drawn.append(rng.standard_exponential((CHUNK, self._size), np.float32))
-            self._chunk, self._drawn = chunk, np.maximum(np.stack(drawn, 1), 2**-25)
-        return self._drawn[place]
+            self._chunk, self._drawn = chunk, self._draw(chunk, range(len(self._numbers)))
+        return self._drawn[texts, place]
+
+    def _draw(self, chunk: int, texts: Iterable[int]) -> Array:
+        """Those of a chunk of columns: (len(texts), columns, size)."""
+        drawn = []
+        for text in texts:
+            name = f"{self._seed} {self._numbers[text]} {chunk}"
+            key = int.from_bytes(blake2b(name.encode(), digest_size=16).digest())
+            rng = np.random.default_rng(key)
+            drawn.append(rng.standard_exponential((self._columns, self._size), np.float32))
+        return np.maximum(drawn, np.float32(2**-25))
 
 
 class Choice:
     """Chooses for each text one of V things from `logits` (B, V), which it spoils."""
 
-    def __init__(self, sampling: Sampling, V: int, seed: str, numbers: Sequence[int]) -> None:
+    def __init__(
+        self,
+        sampling: Sampling,
+        V: int,
+        seed: str,
+        numbers: Sequence[int],
+        seldom: bool = False,
+    ) -> None:
         self.sampling = sampling
         self._groups = math.isqrt(V - 1) + 1  # see `_draw`
         self._ones = np.ones(self._groups, np.float32)
         self._weights = np.zeros((len(numbers), self._groups**2), np.float32)
         self.logits = self._weights[:, :V]
-        self._noise = Noise(seed, numbers, 2 * self._groups)
+        self._noise = Noise(seed, numbers, 2 * self._groups, seldom)
 
     def __call__(self, column: int, texts: Array, mask: Array | None = None) -> tuple[Array, Array]:
         """What these texts (n,), whose logits are the first n rows, get for a column, and whether
@@ -193,7 +210,7 @@ class Choice:
             np.copyto(logits, -np.inf, where=~mask)
         if not self.sampling.greedy:
             self.sampling.weigh(logits)
-            noise = self._noise(column)[texts].reshape(n, 2, self._groups)
+            noise = self._noise(column, texts).reshape(n, 2, self._groups)
             return self._draw(self._weights[:n], noise)
         best, places = logits.argmax(-1), np.arange(n)
         least = logits[places, best] - LEAD

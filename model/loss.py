@@ -43,7 +43,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
             total += losses.masked_fill(none, 0).sum()
             if gradients:
                 error = p.scatter_(1, here, at_target - 1).to(dtype)
-                error[none.squeeze(1)] = 0
+                # Row by row: a mask would go over the whole tensor.
+                error.index_fill_(0, none.squeeze(1).nonzero().squeeze(1), 0)
                 torch.mm(error, w, out=dx[chunk])
                 dw += error.T @ xs[chunk]
         if gradients:
