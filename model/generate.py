@@ -3,8 +3,8 @@
 A model of this size spends its time between operations, not in them, so the engine does as few as
 it can, and does them in numpy, on the CPU: a call there costs a third of torch's. It keeps the keys
 and values of what was read (the cache), and its weights lie in the order in which a row of
-characters reads them. It gives what `GPT.forward` gives, to rounding; where rounding could change a
-choice, `GPT.forward` itself decides.
+characters reads them. It gives what `GPT.forward` gives, to rounding; where rounding could change which
+character wins, `GPT.forward` itself decides.
 """
 
 from __future__ import annotations
