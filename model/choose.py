@@ -101,7 +101,12 @@ class Choosing:
             self._logits(x, self._all.logits)
             return self._all(column, texts, mask)
         np.matmul(x * self._sharper, self._common, out=self._first.logits)
-        return self._in_steps(column, texts, lambda rows, out: self._logits(x[rows], out))
+        return self._in_steps(
+            column,
+            texts,
+            common=lambda rows: (x[rows] * self._sharper) @ self._common[:, : self._n],
+            rare=lambda rows, a_rare_one: self._which(x[rows], a_rare_one),
+        )
 
     def again(self, column: int, text: int, logits: Array, mask: Array | None) -> int:
         """The character of one text from other logits (V,) for the same place."""
@@ -110,49 +115,64 @@ class Choosing:
             self._all.logits[:1] = logits
             one = mask[texts] if mask is not None and mask.ndim == 2 else mask
             return int(self._all(column, texts, one)[0][0])
-        self._first.logits[0, :-1] = logits[0, : self._n]
-        a_rare_one = _log_sum_exp(logits[:, self._n :] / self._sharper)[0, 0]
-        self._first.logits[0, -1] = a_rare_one * self._sharper
-        return int(self._in_steps(column, texts, lambda _, out: np.copyto(out, logits))[0][0])
+        common, rare = logits[:, : self._n], logits[:, self._n :]
+        self._first.logits[:1, :-1] = common
+        self._first.logits[:1, -1:] = _log_sum_exp(rare / self._sharper) * self._sharper
+        chosen, _ = self._in_steps(column, texts, lambda rows: common, lambda rows, _: rare)
+        return int(chosen[0])
 
     def _in_steps(
-        self, column: int, texts: Array, look: Callable[[Array, Array], None]
+        self,
+        column: int,
+        texts: Array,
+        common: Callable[[Array], Array],
+        rare: Callable[[Array, Array], Array],
     ) -> tuple[Array, Array]:
-        """Choose for texts (k,) whose logits of the first step are there; look(rows, out) gives the
-        logits of all characters for some of them.
+        """Choose for texts (k,) whose logits of the first step are there; `common` and `rare` give
+        more logits for some of them, the latter from that of "a rare one".
 
         At a temperature the rare ones' weights do not sum to that of "a rare one", but to a share of
         `_most` times it, which only they tell. So "a rare one" runs with that bound, and where it
         wins, the choice is among the rare ones with the probability of that share, and among all
         otherwise (rejection sampling). Greedily, the choice is among all.
         """
-        bound = self._first.logits[: len(texts), -1]
-        bound += self._most
-        bound = bound.copy()
+        last = self._first.logits[: len(texts), -1:]
+        a_rare_one = last.copy()
+        last += self._most
         chosen, clear = self._first(column, texts)
         rows = np.flatnonzero(chosen == self._n)
         if not rows.size:
             return chosen, clear
         logits = self._all.logits[: rows.size]
-        look(rows, logits)
-        if not self._greedy:
-            share = np.exp(_log_sum_exp(logits[:, self._n :])[:, 0] - bound[rows])
+        logits[:, self._n :] = rare(rows, a_rare_one[rows])
+        if self._greedy:
+            among_all = np.arange(rows.size)
+        else:
+            share = np.exp(_log_sum_exp(logits[:, self._n :]) - a_rare_one[rows] - self._most)[:, 0]
             uniform = np.exp(-self._uniform(column, texts[rows])[:, 0])
-            logits[uniform < share, : self._n] = -np.inf
             clear[rows] &= abs(uniform - share) > LEAD * max(1, self._sharper) * share
+            logits[:, : self._n] = -np.inf
+            among_all = np.flatnonzero(uniform >= share)
+        if among_all.size:
+            logits[among_all, : self._n] = common(rows[among_all])
         chosen[rows], clear_too = self._all(column, texts[rows])
         clear[rows] &= clear_too
         return chosen, clear
 
     def _logits(self, x: Array, out: Array) -> None:
         """The logits of all characters over temperature: x (k, C) -> out (k, V)."""
-        np.matmul(x, self._common, out=out[:, : self._n + 1])
+        np.matmul(x * self._sharper, self._common, out=out[:, : self._n + 1])
         if self._rare is not None:
-            a_rare_one = out[:, self._n, None].copy()
-            which = np.matmul(x, self._rare, out=out[:, self._n :])
-            which += a_rare_one - _log_sum_exp(which)
-        if self._sharper != 1:
-            out *= self._sharper
+            out[:, self._n :] = self._which(x, out[:, self._n, None].copy())
+
+    def _which(self, x: Array, a_rare_one: Array) -> Array:
+        """The logits of the rare ones over temperature (k, V - n), from x (k, C) and that of "a rare
+        one" (k, 1)."""
+        logits = x @ self._rare
+        logits -= _log_sum_exp(logits)
+        logits *= self._sharper
+        logits += a_rare_one
+        return logits
 
 
 class Noise:

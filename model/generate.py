@@ -19,6 +19,7 @@ from model.choose import Choosing, Sampling
 from model.gpt import GPT, GPTConfig, norm
 
 EPS = torch.finfo(torch.float32).eps  # as in `norm`
+FAR = 50.0  # nats; e^50 times a block's length is far from what float32 holds, and so is e^-50
 Array = np.ndarray
 
 # What may come next: from the ids of all texts so far (B, T) to bool (V,) or (B, V), or None for
@@ -128,7 +129,9 @@ class Engine:
             kv[:, :, :, t] = cache.kv
             weights = cache.q @ keys[..., : t + 1]  # (B, H, 1, t + 1)
             weights += liking[..., -t - 1 :]
-            weights -= weights.max(-1, keepdims=True)
+            # exp needs the highest score of each row taken off only where scores are far from 0.
+            if weights.max() > FAR or weights.min() < -FAR:
+                weights -= weights.max(-1, keepdims=True)
             np.exp(weights, out=weights)
             weights /= np.vecdot(weights, self._ones[: t + 1], keepdims=True)
             np.matmul(weights, values[:, :, : t + 1], out=cache.heads)

@@ -62,6 +62,18 @@ def test_where_rounding_could_choose_the_plain_model_does(copies, cutoff):
     assert Engine(model).generate([[1]] * copies, 2 * BLOCK, GREEDY) == [expected] * copies
 
 
+@pytest.mark.parametrize("scale", [30, -30])
+def test_scores_far_from_zero_neither_overflow_nor_vanish(monkeypatch, scale):
+    model = random_model()
+    with torch.no_grad():
+        model.blocks[0].attn.distance_bias.fill_(4 * scale)
+        for block in model.blocks:
+            block.attn.c_attn.weight[:32] *= abs(scale) ** 0.5
+    expected = generate_without_cache(model, [1], 2 * BLOCK)
+    monkeypatch.setattr(Engine, "_plain", None)  # the engine itself must be right
+    assert Engine(model).generate([[1]] * 2, 2 * BLOCK, GREEDY) == [expected] * 2
+
+
 def test_prompts_of_different_length_in_one_batch(model):
     lengths = [5, 1, 30, BLOCK, 8]
     prompts = [torch.arange(n).mul(7).remainder(50).tolist() for n in lengths]
@@ -155,13 +167,13 @@ def test_where_nothing_is_clear_the_plain_model_chooses_the_same(monkeypatch, mo
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(), Sampling(0.8)])
 def test_rare_characters_are_looked_at_only_where_one_may_win(monkeypatch, sampling):
     rows = []
-    look = choose.Choosing._logits
+    look = choose.Choosing._which
 
-    def counting(self, x, out):
+    def counting(self, x, a_rare_one):
         rows.append(len(x))
-        look(self, x, out)
+        return look(self, x, a_rare_one)
 
-    monkeypatch.setattr(choose.Choosing, "_logits", counting)
+    monkeypatch.setattr(choose.Choosing, "_which", counting)
     model = random_model(cutoff=25)
     model.lm_head.common.weight.data[-1] *= 0.5  # "a rare one" seldom wins
     Engine(model).generate([[i] for i in range(50)], 20, sampling)
