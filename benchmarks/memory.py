@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from benchmarks.common import ROOT, publish, table
 from benchmarks.runs import Memory, train
 from command_line import Parser
@@ -14,9 +16,15 @@ def megabytes(count: int | None) -> str:
 
 def verdict(memory: Memory, steps: int) -> str:
     """A table of what a training needed."""
+    fifths = [memory.samples[i * len(memory.samples) // 5 :] for i in range(6)]
+    highest = [max(a[: len(a) - len(b)], default=None) for a, b in pairwise(fifths)]
     rows = [
         ("peak", megabytes(memory.peak)),
         ("rise of the second half's highest over the first's", megabytes(memory.rise())),
+        (
+            "highest in each fifth; the last one writes the page",
+            " · ".join(map(megabytes, highest)),
+        ),
     ]
     return table((f"main memory over {steps:,} steps", ""), rows)
 
