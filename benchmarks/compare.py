@@ -1,9 +1,10 @@
 """Our training beside the reference recipe (reference.py): quality for time, speed, memory, start.
 
 Trainings run in turn, each alone in a fresh process. Ours takes the output layer in two steps, the
-reference whole: the ratio of speeds is of trainings, the share of the peak of the arithmetic done. Their clock is that of their steps, making
-batches included; evaluations, maps, checkpoints and starting are left out for both, and starting is
-measured by itself. Both are judged on every character of the same held-out poems.
+reference whole: the ratio of speeds is of trainings, the share of the peak of the arithmetic done.
+Their clock is that of their steps, making batches included; evaluations, maps, checkpoints and
+starting are left out for both, and starting is measured by itself. Both are judged on every character
+of the same held-out poems.
 """
 
 from __future__ import annotations

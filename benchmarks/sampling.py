@@ -1,14 +1,14 @@
 """Writing characters beside transformers' GPT-2 with its cache on, and beside what the machine
 allows.
 
-Both models have the same shape and write the same number of characters by as many threads as there are
-cores; they take turns, and each figure is the median of its rounds. Ours is trained for a few steps,
-until rare characters are as rare as in the poems, since it looks at them only where one may be next;
-the peer's weights, which its speed does not depend on, are random. Both sample from all characters,
-without top_k. The memory's limit is the time in which this machine, one
-thread, reads as many bytes as the weights have that each character needs, those of rare
-characters left out; a batch reads them once for all its texts. The arithmetic's limit is the rate of its float32 matrix products at their best
-size.
+Both models have the same shape and write the same number of characters by as many threads as there
+are cores; they take turns, and each figure is the median of its rounds. Ours is trained for a few
+steps, until rare characters are as rare as in the poems, since it looks at them only where one may be
+next; the peer's weights, which its speed does not depend on, are random. Both sample from all
+characters, without top_k. The memory's limit is the time in which this machine, one thread, reads as
+many bytes as the weights have that each character needs, those of rare characters left out; a batch
+reads them once for all its texts. The arithmetic's limit is the rate of its float32 matrix products
+at their best size.
 """
 
 from __future__ import annotations
