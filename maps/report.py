@@ -100,7 +100,8 @@ def questions(query: str, key: str) -> list[Pair]:
     if asked == ASKED:
         return [asked, *RELATED, *CONTROLS]
     controls = [Pair(query, other, "control") for other in "山人" if other not in (query, key)]
-    return [asked, *controls, Pair(key, query, "reverse")]
+    reverse = [Pair(key, query, "reverse")] if key != query else []
+    return [asked, *controls, *reverse]
 
 
 def gather_evidence(

@@ -59,8 +59,9 @@ class _Attention(torch.autograd.Function):
         ctx.scale = (qkv.size(-1) // 3 // H) ** -0.5
         with torch.autocast(qkv.device.type, enabled=False):
             q, k, v = heads = _part(qkv, 3, H)
-            scores = bias.repeat(len(qkv), 1, 1)
-            weights = torch.baddbmm(scores, q, k.mT, alpha=ctx.scale).softmax(-1)
+            # In place: one tensor of this size is in the cache's way, not three.
+            weights = bias.repeat(len(qkv), 1, 1).baddbmm_(q, k.mT, alpha=ctx.scale)
+            torch.softmax(weights, -1, out=weights)
             ctx.save_for_backward(heads, weights)
             return _join((weights @ v)[None], H, qkv.dtype)
 

@@ -22,7 +22,7 @@ from maps.evidence import (
     pool,
     sum_by_poem,
 )
-from maps.report import evidence_dict, format_evidence, gather_evidence, pool_evidence
+from maps.report import evidence_dict, format_evidence, gather_evidence, pool_evidence, questions
 from maps.verse import read_verse
 from model.gpt import GPT, GPTConfig
 
@@ -262,3 +262,10 @@ def test_the_report_is_plain_json_and_readable(gathered):
     assert pooled["rows"][0]["n"] == 2 * data["rows"][0]["n"]
     assert pooled["rows"][0]["poems"] == data["rows"][0]["poems"]
     assert "光→月" in format_evidence(pooled)
+
+
+def test_a_character_that_looks_for_itself_is_not_asked_in_reverse():
+    roles = {pair: [p.role for p in questions(*pair)] for pair in ("人人", "山人", "光月")}
+    assert roles["人人"] == ["asked", "control"]
+    assert roles["山人"] == ["asked", "reverse"]
+    assert roles["光月"].count("control") == 2 and roles["光月"][-1] == "reverse"
