@@ -33,16 +33,19 @@ class _LinearCrossEntropy(torch.autograd.Function):
         ignored = F.pad(ignored, (0, rest), value=True)
         total = torch.zeros((), device=x.device)
         dx, dw = (torch.zeros_like(t) if gradients else None for t in (xs, weight))
+        # Two tensors for all chunks, so that they stay in the cache (one where dtype is float32).
+        logits = xs.new_empty(min(CHUNK, len(xs)), len(w))
+        p = logits.to(torch.float32)
         for start in range(0, len(xs), CHUNK):
             chunk = slice(start, start + CHUNK)
             here, none = targets[chunk, None], ignored[chunk, None]
-            p = torch.softmax(xs[chunk] @ w.T, -1, dtype=torch.float32)
+            torch.softmax(p.copy_(torch.mm(xs[chunk], w.T, out=logits)), -1, out=p)
             at_target = p.gather(1, here)
             # A probability that underflows would cost infinitely much: 1e-38 costs 87 nats.
             losses = -at_target.clamp(min=torch.finfo(torch.float32).tiny).log()
             total += losses.masked_fill(none, 0).sum()
             if gradients:
-                error = p.scatter_(1, here, at_target - 1).to(dtype)
+                error = logits.copy_(p.scatter_(1, here, at_target - 1))
                 # Row by row: a mask would go over the whole tensor.
                 error.index_fill_(0, none.squeeze(1).nonzero().squeeze(1), 0)
                 torch.mm(error, w, out=dx[chunk])
