@@ -6,11 +6,17 @@ import ctypes
 import difflib
 import math
 import os
+import signal
 import sys
 import time
 import timeit
 from collections.abc import Callable
 from pathlib import Path
+
+if __name__ == "__main__":  # no traceback at Ctrl-C, nor where the reader leaves, as `head` does
+    stopped = b"attention.py: interrupted\n"
+    signal.signal(signal.SIGINT, lambda *_: os.write(2, stopped) and os._exit(130))
+    signal.signal(getattr(signal, "SIGPIPE", signal.SIGTERM), signal.SIG_DFL)
 
 import torch
 from torch import Tensor
@@ -41,8 +47,7 @@ def section_1() -> None:
     print("\n== 1. 一次矩阵乘法求平均（第 5 行）")
     torch.manual_seed(0)
     x = torch.randn(5, 4)  # T = 5 positions, each a vector of 4 numbers
-    weights = torch.ones(5, 5).tril()
-    weights = weights / weights.sum(-1, keepdim=True)
+    weights = torch.ones(5, 5).tril() / torch.arange(1, 6)[:, None]
     out = weights @ x  # line 5, with x for v
     print("weights：下三角的 1，每行除以 1 的个数。out = weights @ x，第 i 行是前 i 个的平均：")
     show(weights)
@@ -157,8 +162,7 @@ def free_bytes() -> int:
         ctypes.windll.kernel32.GlobalMemoryStatusEx(status)
         return status[2]  # ullAvailPhys
     if sys.platform == "linux":
-        meminfo = Path("/proc/meminfo").read_text(encoding="utf-8")
-        return 1024 * int(meminfo.split("MemAvailable:")[1].split()[0])
+        return 1024 * int(Path("/proc/meminfo").read_text("utf-8").split()[7])  # MemAvailable
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2  # half of what is built in
 
 
@@ -292,8 +296,4 @@ def main(asked: str) -> None:
 if __name__ == "__main__":
     if not sys.stdout.encoding.lower().startswith(("utf", "gb", "cp936")):  # cannot write Chinese
         sys.stdout.reconfigure(encoding="utf-8")
-    try:
-        main(" ".join(sys.argv[1:]))
-    except KeyboardInterrupt:
-        print("attention.py: interrupted", file=sys.stderr)
-        sys.exit(130)
+    main(" ".join(sys.argv[1:]))

@@ -7,11 +7,15 @@ python sample.py --acrostic 春夏秋冬 --pretty           each line begins wit
 
 from __future__ import annotations
 
+import signal
 import sys
 from argparse import Namespace
 from collections.abc import Iterable
 from pathlib import Path
 from statistics import fmean
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while importing: stop, no traceback
 
 from command_line import Parser, UsageError, run
 from data.trained_on import corpus_of
@@ -191,4 +195,5 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     run(main, CheckpointError, DataError)

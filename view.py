@@ -10,6 +10,7 @@ python view.py out/poems                         maps that `sample.py --maps out
 
 from __future__ import annotations
 
+import signal
 import sys
 import webbrowser
 from argparse import Namespace
@@ -17,6 +18,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while importing: stop, no traceback
 
 from command_line import Parser, UsageError, run
 from data.corpus import Corpus
@@ -228,4 +232,5 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     run(main, CheckpointError, DataError, MapError)

@@ -301,6 +301,13 @@ def test_ctrl_c_is_one_line():
     assert (process.returncode, error) == (130, b"attention.py: interrupted\n")
 
 
+def test_a_reader_that_leaves_is_no_error():
+    process = lesson_process("--exercise", "3")
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    process.wait(timeout=60)
+
+
 def test_the_lesson_needs_torch_alone_and_stays_short():
     source = LESSON.read_text(encoding="utf-8")
     imported = set()
