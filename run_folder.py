@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from command_line import UsageError
-from maps.run_page import ATLAS, EVIDENCE
+from maps.run_page import ATLAS, EVIDENCE, read_metrics
 from model.checkpoint import replacing
 
 FILES = (EVIDENCE, ATLAS, "attention.html", "metrics.jsonl", "ckpt.pt", "config.toml")
@@ -74,15 +74,9 @@ class RunFolder:
     def start_metrics(self, step: int) -> None:
         """Open the log for lines after `step`; lines that a lost part of the run left are dropped,
         as the resumed run writes them again."""
-        kept = []
         log = self.path / "metrics.jsonl"
-        text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
-        for line in text.splitlines():
-            try:
-                if json.loads(line)["step"] <= step:
-                    kept.append(line + "\n")
-            except (json.JSONDecodeError, KeyError, TypeError):  # cut off by a power cut or a kill
-                continue
+        entries = read_metrics(self.path) if log.exists() else []
+        kept = [json.dumps(entry) + "\n" for entry in entries if entry["step"] <= step]
         self.write_text("metrics.jsonl", "".join(kept))
         self._metrics = open(log, "a", encoding="utf-8", newline="\n")  # noqa: SIM115
 

@@ -32,12 +32,13 @@ The head is chosen on training poems (the head whose smaller lift is the greates
 held-out ones. One head chosen and judged has an honest interval; the table of all heads shows
 many intervals, of which one in twenty misses by chance.
 
-What a lift is compared with. Any pair has some head that prefers it: random embeddings and random
-projections already give every pair of characters a steady preference of its own, so the best of an
-untrained model's heads, chosen and judged in the same way, has a lift of 2 to 4. A high lift of the
-best head therefore proves a steady preference and not that the model learned it; that takes the
-controls (the same head untrained, other pairs in the same head and in the heads that suit them best)
-and the mean over all heads, which chooses nothing.
+What a lift is compared with. Any pair has some head that prefers it: were W_q random at the start,
+every pair of characters would already have a steady preference of its own there, and the best of the
+untrained heads, chosen and judged in the same way, lifts of 4 to 9, which training keeps. W_q starts
+at zero, so untrained heads look at all characters alike. A high lift of the best head still proves no
+more than a steady preference; what the pair has to do with it is for the controls to say (the same
+head untrained, other pairs in the same head and in the heads that suit them best), and for the mean
+over all heads, which chooses nothing.
 """
 
 import sys

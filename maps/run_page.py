@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +36,21 @@ def predict(model: GPT, vocabulary: Vocabulary, text: str, top: int = 5) -> list
 
 
 def read_metrics(out_dir: str | Path) -> list[dict[str, Any]]:
-    """The objects in a run's metrics.jsonl. Raises MapError where it is missing or damaged."""
-    path = Path(out_dir) / "metrics.jsonl"
+    """The objects in a run's metrics.jsonl, without lines that a power cut or a kill has spoilt.
+    Raises MapError where there is no such file."""
+    path, entries = Path(out_dir) / "metrics.jsonl", []
     try:
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         raise MapError(f"no {path}: run train.py first") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise MapError(f"{path} is damaged ({error}): train anew") from None
+    for line in text.splitlines():
+        try:
+            entry = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        if isinstance(entry, dict) and {"step", "train_loss", "val_loss"} <= entry.keys():
+            entries.append(entry)
+    return entries
 
 
 def write_json(path: str | Path, value: Any) -> None:
@@ -70,8 +78,11 @@ def kept(out_dir: str | Path, name: str, state: dict[str, Any]) -> Any:
 
 
 def _model_of(state: dict[str, Any]) -> str:
-    """What tells a model from those before and after it: its step and its loss, to all digits."""
-    return f"step {state['step']}, loss {state['val_loss']!r}"
+    """What tells a model from those before and after it: the hash of its weights."""
+    weights = sha256()
+    for values in state["model"].values():
+        weights.update(values.numpy().tobytes())
+    return f"step {state['step']}, weights {weights.hexdigest()}"
 
 
 def run_maps(out_dir: str | Path) -> dict[str, list[AttentionMap]]:

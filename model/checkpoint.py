@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
+import math
 import os
+import sys
+import time
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,9 +25,22 @@ KINDS = {  # what all readers use
     "characters": str,
     "model": dict,
     "config": dict,
+    "data_sha256": str,
     "step": int,
     "val_loss": float,
+    "val_step": int,
 }
+SETTINGS = (  # of its "config", likewise
+    "data",
+    "fold",
+    "probes",
+    "seed",
+    "n_layer",
+    "n_head",
+    "n_embd",
+    "max_iters",
+    "batch_size",
+)
 
 
 class CheckpointError(ValueError):
@@ -48,7 +64,7 @@ def replacing(path: str | Path) -> Iterator[BinaryIO]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        _take_place(temporary, path)
     except BaseException as error:
         with contextlib.suppress(OSError):  # where it could not be made, it cannot be removed
             temporary.unlink()
@@ -56,6 +72,19 @@ def replacing(path: str | Path) -> Iterator[BinaryIO]:
         if isinstance(error, OSError) and error.filename in (None, str(temporary)):
             error.filename, error.filename2 = str(path), None
         raise
+
+
+def _take_place(new: Path, path: Path) -> None:
+    """os.replace, which Windows refuses while another program, a virus scanner or a reader of ours,
+    has the old file open: wait up to a second and a half for it."""
+    for seconds in (0.1, 0.2, 0.4, 0.8):
+        try:
+            return os.replace(new, path)
+        except PermissionError:
+            if sys.platform != "win32":
+                raise
+            time.sleep(seconds)
+    os.replace(new, path)
 
 
 def save_checkpoint(path: str | Path, state: dict[str, Any]) -> None:
@@ -101,6 +130,9 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
     for name, kind in KINDS.items():
         if not isinstance(state[name], kind):
             raise CheckpointError(f"{path} holds no {kind.__name__} as {name}: train anew")
+    missing = [name for name in SETTINGS if name not in state["config"]]
+    if missing:
+        raise CheckpointError(f"{path} lacks the settings {', '.join(missing)}: train anew")
     return state
 
 
@@ -127,8 +159,11 @@ def load_weights(model: GPT, weights: dict[str, Any]) -> None:
 
 def load_model(path: str | Path) -> tuple[GPT, str, dict[str, Any]]:
     """The model of a checkpoint, on the CPU and in evaluation mode, its vocabulary as one string in
-    id order, and the whole state. Raises CheckpointError."""
+    id order, and the whole state, whose "val_loss" is NaN where it was not measured at that step.
+    Raises CheckpointError."""
     state = load_checkpoint(path)
+    if state["val_step"] != state["step"]:  # saved when the training was stopped
+        state["val_loss"] = math.nan
     with fitting(path):
         config = GPTConfig(**state["model_config"])
         values = sum(tensor.numel() for tensor in state["model"].values())

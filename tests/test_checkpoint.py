@@ -1,6 +1,7 @@
 """Checkpoints: whole or not there, read without running anything, refused when damaged."""
 
 import io
+import math
 import os
 import pickle
 import random
@@ -36,9 +37,21 @@ def state() -> dict:
         },
         "characters": "\n床前月",
         "model": model.state_dict(),
-        "config": {"seed": 1},
+        "config": {
+            "data": "poems.txt",
+            "fold": 0,
+            "probes": [],
+            "seed": 1,
+            "n_layer": 1,
+            "n_head": 1,
+            "n_embd": 4,
+            "max_iters": 5,
+            "batch_size": 64,
+        },
+        "data_sha256": "0",
         "step": 3,
         "val_loss": 1.5,
+        "val_step": 3,
     }
 
 
@@ -188,6 +201,37 @@ def test_files_of_other_programs(tmp_path, state):
     torch.save(lacking | {"format": checkpoint_module.FORMAT}, path)
     with pytest.raises(CheckpointError, match="lacks characters"):
         load_checkpoint(path)
+    config = {k: v for k, v in state["config"].items() if k not in ("fold", "seed")}
+    save_checkpoint(path, state | {"config": config})
+    with pytest.raises(CheckpointError, match="lacks the settings fold, seed"):
+        load_checkpoint(path)
+
+
+def test_a_loss_of_an_earlier_step_is_not_the_models(tmp_path, state):
+    save_checkpoint(tmp_path / "ckpt.pt", state)
+    assert load_model(tmp_path / "ckpt.pt")[2]["val_loss"] == 1.5
+    save_checkpoint(tmp_path / "ckpt.pt", state | {"val_step": 2})
+    assert math.isnan(load_model(tmp_path / "ckpt.pt")[2]["val_loss"])
+
+
+def test_windows_is_given_time_to_close_the_former_file(tmp_path, monkeypatch):
+    replace, refusals = os.replace, [PermissionError(13, "Permission denied")] * 3
+
+    def busy(source, target):
+        if refusals:
+            raise refusals.pop()
+        replace(source, target)
+
+    monkeypatch.setattr(checkpoint_module.os, "replace", busy)
+    monkeypatch.setattr(checkpoint_module.sys, "platform", "win32")
+    monkeypatch.setattr(checkpoint_module.time, "sleep", lambda seconds: None)
+    with replacing(tmp_path / "file") as file:
+        file.write(b"new")
+    assert (tmp_path / "file").read_bytes() == b"new" and os.listdir(tmp_path) == ["file"]
+    refusals += [PermissionError(13, "Permission denied")] * 9
+    with pytest.raises(PermissionError), replacing(tmp_path / "file") as file:
+        file.write(b"newer")
+    assert (tmp_path / "file").read_bytes() == b"new" and os.listdir(tmp_path) == ["file"]
 
 
 @pytest.mark.parametrize(

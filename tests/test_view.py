@@ -115,13 +115,24 @@ def test_opens_the_page(run, monkeypatch):
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [("evidence.json", "[]"), ("atlas.json", '{"found": '), ("metrics.jsonl", '{"step": ')],
+    [("evidence.json", "[]"), ("atlas.json", '{"found": ')],
 )
 def test_a_page_from_damaged_files_is_refused(run, name, text):
     (run / name).write_text(text, encoding="utf-8", newline="\n")
     before = (run / "attention.html").read_bytes()
     refused(f"{name} is damaged", run)
     assert (run / "attention.html").read_bytes() == before
+
+
+def test_spoilt_lines_of_the_log_are_left_out(run):
+    losses = page_data(run / "attention.html")["loss"]
+    log = run / "metrics.jsonl"
+    text = log.read_text(encoding="utf-8")
+    spoilt = "{}\n[1]\n" + text + '"step"\n{"step": 25, "train\xff'
+    log.write_bytes(spoilt.encode("latin-1"))
+    view(run, "--png-loss", run.parent / "loss.png")
+    view(run)
+    assert page_data(run / "attention.html")["loss"] == losses
 
 
 def test_maps_of_several_models_are_refused(run):
@@ -249,7 +260,9 @@ def test_what_was_found_about_another_model_is_not_shown(run):
     """A run that is trained on or anew leaves evidence.json and atlas.json in its folder."""
     view(run, "--atlas")
     state = torch.load(run / "ckpt.pt", weights_only=True)
-    torch.save(state | {"val_loss": state["val_loss"] + 1e-6}, run / "ckpt.pt")
+    other = {name: values.clone() for name, values in state["model"].items()}
+    other["wte.weight"][0, 0] += 1e-6
+    torch.save(state | {"model": other}, run / "ckpt.pt")
     view(run)
     assert "atlas" not in page_data(run / "attention.html")
     torch.save(state, run / "ckpt.pt")
