@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -33,7 +33,7 @@ from command_line import Parser, UsageError, add_settings, read_settings, run, s
 from data.baselines import unigram_and_bigram
 from data.batches import IGNORE, Batches
 from data.corpus import FOLDS, Corpus, read_documents
-from data.vocabulary import BOUNDARY, DataError, Vocabulary
+from data.vocabulary import BOUNDARY, DataError, UnknownCharacterError, Vocabulary
 from maps.capture import MapError, capture, map_path, save_map
 from maps.look import look_at
 from maps.run_page import write_run_page
@@ -54,7 +54,7 @@ from model.machine import (
     pick_dtype,
     set_up_memory,
 )
-from model.optim import make_optimizers, schedule
+from model.optim import clip_gradients, make_optimizers, schedule
 from run_folder import RunFolder
 
 ROOT = Path(__file__).parent
@@ -69,7 +69,9 @@ class TrainConfig:
     out_dir: str = setting("out/tang", "folder for the checkpoint, the log and the maps")
     data: str = setting("data/poems.txt", "UTF-8 text, one document a line")
     fold: int = setting(0, "which tenth of the documents is held out, 0 to 9")
-    probes: tuple[str, ...] = setting((), "texts whose attention maps are saved")
+    probes: tuple[str, ...] = setting(
+        (), "texts whose attention maps are saved; none: the first document held out"
+    )
     n_layer: int = setting(3, "blocks")
     n_head: int = setting(8, "attention heads in a block")
     n_embd: int = setting(128, "channels")
@@ -108,6 +110,11 @@ class TrainConfig:
         for name in ("warmup_iters", "lr_decay_iters", "grad_clip", "weight_decay", "seed"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise UsageError(f"{name} must not be negative, not {getattr(self, name)}")
+        if 0 < self.lr_decay_iters < self.max_iters:
+            raise UsageError(
+                f"lr_decay_iters {self.lr_decay_iters} is less than max_iters {self.max_iters}: "
+                "nothing would be learned after it; take 0, which is max_iters"
+            )
         if not 0 <= self.cooldown <= 1:
             raise UsageError(f"cooldown is a share of the run, 0 to 1, not {self.cooldown}")
         if not 0 <= self.fold < FOLDS:
@@ -215,7 +222,10 @@ def parse(argv: list[str]) -> tuple[TrainConfig, bool, bool]:
     path, resume, overwrite = (flags.pop(name) for name in ("config", "resume", "overwrite"))
     if resume and overwrite:
         raise UsageError("--resume and --overwrite exclude each other: take one")
-    settings = read_settings(DEFAULT if path is None else path, TrainConfig) | flags
+    settings = read_settings(DEFAULT if path is None else path, TrainConfig)
+    if not resume and flags.get("data", settings.get("data")) != settings.get("data"):
+        settings.pop("probes", None)  # they belong to the config's own text
+    settings |= flags
     former = Path(settings.get("out_dir", TrainConfig.out_dir)) / "config.toml"
     if resume and path is None and former.exists():  # go on with the settings of that run
         settings = read_settings(former, TrainConfig) | flags | {"out_dir": str(former.parent)}
@@ -223,7 +233,13 @@ def parse(argv: list[str]) -> tuple[TrainConfig, bool, bool]:
 
 
 def check_same(config: TrainConfig, digest: str, state: dict) -> None:
-    """Refuse to go on with another text or other sizes than those of the checkpoint."""
+    """Refuse to go on with another text or other sizes than those of the checkpoint, or to its
+    past."""
+    if state["step"] > config.max_iters:
+        raise UsageError(
+            f"the checkpoint is at step {state['step']}, behind max_iters {config.max_iters}: take a "
+            "larger --max_iters"
+        )
     names = (
         "n_layer n_head n_embd block_size dropout cutoff fold probes batch_size accumulation seed "
         "grad_clip weight_decay learning_rate embedding_learning_rate muon_learning_rate"
@@ -259,13 +275,20 @@ def main(argv: list[str]) -> int:
     documents = read_documents(data)
     digest = sha256("\n".join(documents).encode()).hexdigest()
     corpus = Corpus(documents, config.fold, config.probes)
+    if not config.probes:
+        probe = corpus.val[0][: config.block_size - 1]
+        config = replace(config, probes=(probe,))
+        corpus = Corpus(documents, config.fold, config.probes)
     vocabulary = corpus.vocabulary
     model_config = config.model_config(len(vocabulary))
     check_memory(config, model_config, device)
     train_set = Batches(corpus.train, vocabulary, config.block_size, config.batch_size)
     val_set = Batches(corpus.val, vocabulary, config.block_size, config.batch_size)
     for probe in config.probes:
-        vocabulary.encode(probe)
+        try:
+            vocabulary.encode(probe)
+        except UnknownCharacterError as error:
+            raise UsageError(f"the probe {probe}: {error}, with --probes") from None
         if not probe or BOUNDARY in probe:
             raise UsageError("a probe is one line of text: give at least one character")
         if len(probe) >= config.block_size:
@@ -274,7 +297,8 @@ def main(argv: list[str]) -> int:
     state = load_checkpoint(checkpoint) if resume else None
     if state:
         check_same(config, digest, state)
-    dtype = pick_dtype(state.get("dtype", config.dtype) if state else config.dtype, device)
+    saved = state["dtype"] if state and config.dtype == "auto" else config.dtype
+    dtype = pick_dtype(saved, device)
 
     # The model and its optimizers.
     torch.manual_seed(config.seed)
@@ -286,17 +310,18 @@ def main(argv: list[str]) -> int:
         config.muon_learning_rate,
         config.weight_decay,
     )
-    step, tokens, elapsed, train_loss, val_loss, baselines = 0, 0, 0.0, (0.0, 0), None, []
+    step, tokens, elapsed, train_loss, baselines = 0, 0, 0.0, (0.0, 0), []
+    val_loss, val_step = None, 0
     if state:
         with fitting(checkpoint):
             load_weights(model, state["model"])
             for optimizer, saved in zip(optimizers, state["optimizer"], strict=True):
                 optimizer.load_state_dict(saved)
             torch.set_rng_state(state["rng"])
-            step, tokens, elapsed, train_loss, val_loss, baselines = (
-                state[name]
-                for name in ("step", "tokens", "elapsed_s", "train_loss", "val_loss", "baselines")
+            step, tokens, elapsed, train_loss, baselines = (
+                state[name] for name in ("step", "tokens", "elapsed_s", "train_loss", "baselines")
             )
+            val_loss, val_step = state["val_loss"], state["val_step"]
     folder = RunFolder(config.out_dir, resume, overwrite) if first else None
     loss_of = TrainingLoss(model)
     if config.compile:
@@ -320,6 +345,7 @@ def main(argv: list[str]) -> int:
             "elapsed_s": time.perf_counter() - started,
             "train_loss": train_loss,
             "val_loss": val_loss,
+            "val_step": val_step,
             "baselines": baselines,
         }
         save_checkpoint(folder.checkpoint, state)
@@ -390,7 +416,7 @@ def main(argv: list[str]) -> int:
         if not math.isfinite(batch_loss[0].item()):
             raise not_finite(step)
         if config.grad_clip:
-            nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip)
+            clip_gradients(model, config.grad_clip)
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
@@ -404,7 +430,7 @@ def main(argv: list[str]) -> int:
             continue
         due = step % config.eval_interval == 0 or step == config.max_iters
         if due:
-            val_loss = look()
+            val_loss, val_step = look(), step
         if due or step % config.log_interval == 0:
             mean, speed = train_loss[0] / train_loss[1], busy_tokens / busy_s
             folder.log(
@@ -462,7 +488,9 @@ def report(model: GPT, vocabulary: Vocabulary, state: dict, out_dir: Path) -> No
         page = out_dir / "attention.html"
         size = write_run_page(out_dir, page, model, vocabulary, state)
         print(f"\nthe page: {page} ({size / 1e6:.2f} MB); more: python view.py {out_dir} --help")
-    print(f"in {out_dir}: ckpt.pt, metrics.jsonl, config.toml, attention/; next: python sample.py")
+    flag = "" if out_dir == Path(TrainConfig.out_dir) else f" --out_dir {out_dir}"
+    files = "ckpt.pt, metrics.jsonl, config.toml, attention/"
+    print(f"in {out_dir}: {files}; next: python sample.py{flag}")
 
 
 def not_finite(step: int) -> UsageError:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from model.gpt import GPT, GPTConfig
-from model.optim import make_optimizers
+from model.optim import clip_gradients, make_optimizers
 
 
 class Step:
@@ -61,7 +61,7 @@ class Step:
         with self.part("backward"):
             loss.backward()
         with self.part("clipping"):
-            nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            clip_gradients(self.model, 1.0)
         for optimizer in self.optimizers:
             with self.part(type(optimizer).__name__):
                 optimizer.step()

@@ -10,7 +10,9 @@ from pathlib import Path
 from data.vocabulary import DataError, Vocabulary
 
 POEMS = Path(__file__).with_name("poems.txt")
+ALL_POEMS = Path(__file__).with_name("poems_all.txt")  # made by `python -m data.prepare --all`
 FOLDS = 10
+LONG = 8  # characters of a probe that stand in another document by no accident
 
 
 def read_documents(path: str | Path) -> list[str]:
@@ -26,7 +28,10 @@ def read_documents(path: str | Path) -> list[str]:
             f"{path} is not UTF-8 text (byte {error.start}): save it as UTF-8 and try again"
         ) from None
     except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}; name a text file") from None
+        advice = "name a text file"
+        if path.name == ALL_POEMS.name:
+            advice = "make it by `python -m data.prepare --all`"
+        raise DataError(f"cannot read {path}: {error.strerror}; {advice}") from None
     if "\0" in text:
         raise DataError(f"{path} is not text (it has NUL characters): name a UTF-8 text file")
     # Only line feeds part documents: str.splitlines would also cut at form feeds and the like.
@@ -44,8 +49,9 @@ def opening(document: str) -> str:
 
 
 def verse_lines(text: str) -> set[str]:
-    """The lines of verse in a text: its runs of four or more characters between punctuation."""
-    return set(re.findall(r"[^\W\d_]{4,}", text))
+    """The lines of Chinese verse in a text: its runs of four or more characters between
+    punctuation. In other scripts such a run is a word, which tells nothing."""
+    return set(re.findall("[㐀-䶿一-鿿豈-﫿𠀀-𳿿]{4,}", text))
 
 
 class Corpus:
@@ -53,7 +59,8 @@ class Corpus:
 
     A document goes wholly to one side by a hash of its opening, so neither order nor other
     documents matter; `fold` (0 to 9) says which tenth is held out. A document that shares a line of
-    verse with one of the `probes` is always held out: the maps shown are of unseen poems.
+    verse with one of the `probes`, or holds all of a longer one, is always held out: the maps shown are
+    of unseen poems.
     """
 
     def __init__(self, documents: Iterable[str], fold: int = 0, probes: Iterable[str] = ()) -> None:
@@ -61,6 +68,8 @@ class Corpus:
         self.vocabulary = Vocabulary.of(self.documents)
         self.train: list[str] = []
         self.val: list[str] = []
+        probes = tuple(probes)
+        long_probes = [probe for probe in probes if len(probe) >= LONG]
         probe_lines = set().union(*map(verse_lines, probes))
         probe_openings = {line[:1] for line in probe_lines}
         for document in self.documents:
@@ -68,6 +77,7 @@ class Corpus:
             held_out = int.from_bytes(digest[:8], "big") % FOLDS == fold
             if not held_out and probe_openings.intersection(document):
                 held_out = not probe_lines.isdisjoint(verse_lines(document))
+            held_out = held_out or any(probe in document for probe in long_probes)
             (self.val if held_out else self.train).append(document)
         if not self.train or not self.val:
             side = "train on" if not self.train else "hold out"

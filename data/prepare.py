@@ -25,12 +25,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
+from data.corpus import ALL_POEMS, POEMS
 from data.vocabulary import DataError
 
 PACKAGE = "chinese-poetry@2.0.1"
 FOLDER = Path(__file__).parent
-POEMS = FOLDER / "poems.txt"
-ALL_POEMS = FOLDER / "poems_all.txt"
 VARIANTS_FILE = FOLDER / "variants.json"
 # Files from this number on are no Quan Tang Shi: they are later supplements, and every other poem
 # there carries its editors' notes.

@@ -57,6 +57,7 @@ class Sampling:
             ordered = np.sort(logits)[:, ::-1]
             likelier = ordered.cumsum(-1) - ordered  # the weight of those before each
             enough = likelier >= self.top_p * ordered.sum(-1, keepdims=True)
+            enough[:, 0] = False  # also where top_p is zero in float32
             least = np.where(enough, np.inf, ordered).min(-1, keepdims=True)
             np.copyto(logits, 0, where=logits < least)
 

@@ -181,9 +181,18 @@ def make_optimizers(
     return optimizers
 
 
+def clip_gradients(model: nn.Module, most: float) -> None:
+    """Scale the gradients so that the norm of all of them together is at most `most`, as torch's
+    clip_grad_norm_, which goes over them also where it changes nothing: nearly always."""
+    params = [p for p in model.parameters() if p.grad is not None]
+    norm = nn.utils.get_total_norm([p.grad for p in params])
+    if norm > most:
+        nn.utils.clip_grads_with_norm_(params, most, norm)
+
+
 def schedule(step: int, max_iters: int, warmup_iters: int, cooldown: float) -> float:
     """The share of the peak learning rate at a step (0 to max_iters - 1): a linear warm-up, a
-    plateau, and a linear way down to zero over the last `cooldown` of the run."""
+    plateau, and a linear way down to zero over the last `cooldown` of the run; zero after it."""
     up = (step + 1) / (warmup_iters + 1)
     down = (max_iters - step) / max(1, cooldown * max_iters)
-    return min(1.0, up, down)
+    return max(0.0, min(1.0, up, down))

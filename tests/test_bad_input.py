@@ -243,11 +243,12 @@ CASES = [
         "rate that is no number", "learning_rate must be above zero, not nan", "--learning_rate=nan"
     ),
     train("dropout of everything", "dropout must be in [0, 1), not 1.0", "--dropout=1"),
+    train("course that ends too soon", "lr_decay_iters 9 is less than", "--lr_decay_iters=9"),
     train("eleventh fold", "fold must be 0 to 9, not 10", "--fold=10"),
     train("unknown device", "unknown device tpu: choose auto, cpu", "--device=tpu"),
     train("device without number", "unknown device cpu:x: choose auto", "--device=cpu:x"),
     train("eighth processor", "no device cpu:7: the last one is cpu:0", "--device=cpu:7"),
-    train("missing device", "take --device cpu", "--device=mps"),
+    train("missing device", "take --device cpu", "--device=cuda:99"),
     train("unknown number format", "unknown dtype float8: choose", "--dtype=float8"),
     # Flags
     train("misspelt flag", "unknown argument --n_layr; did you mean --n_layer?", "--n_layr", "2"),
@@ -271,7 +272,9 @@ CASES = [
     train("probe of two lines", "a probe is one line of text", "--probes", "床前\n明月"),
     train("probe longer than the block", "longer than block_size 65", "--probes", LONG),
     *(
-        train(f"probe: {name}", says, "--probes", text)
+        train(
+            f"probe: {name}", f"the probe {text}: the model does not know {says}", "--probes", text
+        )
         for name, (text, says) in UNKNOWN_TEXTS.items()
         if name in ("traditional form", "emoji")
     ),

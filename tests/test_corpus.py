@@ -188,10 +188,21 @@ def test_poems_of_the_probes_are_always_held_out(poems):
         assert not set(sharing) & set(corpus.train)
 
 
+def test_a_probe_in_another_script_holds_out_what_holds_it(tmp_path):
+    probe = "the moon of old with some light"
+    others = [f"{n} words with some light of the moon" for n in range(300)]
+    before = sides([probe + ", he said", *others])
+    after = sides([probe + ", he said", *others], probes=[probe])
+    assert after == before | {probe + ", he said": True}
+    # What is short stands in many documents.
+    assert sides(others, probes=["moon"]) == sides(others)
+
+
 def test_the_opening_and_the_lines_of_a_poem():
     assert opening("床前看月光，疑是地上霜。举头望山月，低头思故乡。") == "床前看月光，疑是地上霜"
     assert opening("no such mark") == "no such mark"
     assert verse_lines("床前看月光，疑是地上霜。短，") == {"床前看月光", "疑是地上霜"}
+    assert not verse_lines("words with letters")
 
 
 @pytest.mark.parametrize("documents", [["月"], ["月光"] * 50])

@@ -144,5 +144,5 @@ def test_schedule_rises_stays_and_falls_to_zero():
     assert shares[:10] == pytest.approx([(i + 1) / 10 for i in range(10)])
     assert shares[9:61] == [1.0] * 52
     assert shares[60:] == pytest.approx([(100 - i) / 40 for i in range(60, 100)])
-    assert schedule(100, 100, 9, 0.4) == 0
+    assert [schedule(step, 100, 9, 0.4) for step in (100, 101, 1000)] == [0] * 3
     assert schedule(0, 10, 0, 0.0) == 1.0  # no warm-up, no cool-down

@@ -3,9 +3,11 @@
 import math
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tomllib
 
 import numpy as np
 import pytest
@@ -22,6 +24,7 @@ from tests.conftest import (
     TINY,
     as_typed,
     finish,
+    flags,
     metrics,
     run_script,
     same,
@@ -94,7 +97,11 @@ def test_a_training_stopped_by_ctrl_c_goes_on_as_if_nothing_had_been(
         outcome = run_script("train.py", *tiny_flags, f"--out_dir={out_dir}")
     assert outcome.code == 130
     assert f"stopped at step {at + 1}, saved in" in outcome.err
-    assert load_checkpoint(out_dir / "ckpt.pt")["step"] == at + 1  # the step under way was finished
+    *_, state = load_model(out_dir / "ckpt.pt")
+    assert state["step"] == at + 1  # the step under way was finished
+    assert math.isnan(
+        state["val_loss"]
+    )  # and that of an earlier step is not passed off as its loss
     state = train(out_dir, [], "--resume")  # from its own config.toml
     assert same(trained(state), trained(load_checkpoint(tiny_run / "ckpt.pt")))
     assert metrics(out_dir) == metrics(tiny_run) and equal_maps(out_dir, tiny_run)
@@ -238,6 +245,33 @@ def test_the_saved_maps_are_those_of_the_saved_model(tiny_run, tiny_corpus):
     last = load_map(saved_maps(tiny_run)[0][-1])
     np.testing.assert_allclose(last.weights, map.weights, atol=1e-6)
     assert last.step == TINY["max_iters"] and last.val_loss == state["val_loss"]
+
+
+def test_a_text_of_ones_own(tmp_path):
+    """The config's probes belong to its own text: another text shows its first held-out document."""
+    lines = [
+        f"{n} ships that pass in the night, and speak each other in passing" for n in range(90)
+    ]
+    text = tmp_path / "own.txt"
+    text.write_text("\n".join(lines), encoding="utf-8")
+    out_dir = tmp_path / "own run"
+    outcome = run_script("train.py", *flags(data=text, out_dir=out_dir, **TINY), "--max_iters=2")
+    assert outcome.code == 0, outcome.err
+    assert f"next: python sample.py --out_dir {out_dir}" in outcome.out
+    probe = Corpus(lines).val[0][:64]
+    [maps] = saved_maps(out_dir).values()
+    assert "".join(load_map(maps[-1]).tokens[1:]) == probe
+    config = tomllib.loads((out_dir / "config.toml").read_text(encoding="utf-8"))
+    assert config["probes"] == [probe]
+    assert run_script("train.py", "--resume", f"--out_dir={out_dir}", "--max_iters=3").code == 0
+
+
+def test_going_on_in_another_number_format(tiny_run, tmp_path):
+    out_dir = shutil.copytree(tiny_run, tmp_path / "run")
+    more = ["--resume", "--max_iters=22", "--dtype=bfloat16"]
+    outcome = run_script("train.py", f"--out_dir={out_dir}", *more)
+    assert outcome.code == 0 and "bfloat16 products" in outcome.err
+    assert load_checkpoint(out_dir / "ckpt.pt")["dtype"] == "bfloat16"
 
 
 def test_the_end_compares_with_counting(tiny_flags, tiny_corpus, tmp_path):
