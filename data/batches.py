@@ -24,7 +24,8 @@ class Batches:
     Where lengths differ a little the shorter ones are padded behind their end, where no character
     of theirs looks.
 
-    Which batch a step gets depends on the seed and the step alone, so a training can go on anywhere.
+    Batches of each length are spread evenly over an epoch. Which batch a step gets depends on the seed
+    and the step alone, so a training can go on anywhere.
     """
 
     def __init__(
@@ -50,6 +51,9 @@ class Batches:
         # Documents change places only with others of their length, so the bounds stay right.
         starts_of_lengths = np.flatnonzero(np.diff(lengths, prepend=-1))
         self._same_length = np.split(np.arange(len(rows)), starts_of_lengths[1:])
+        firsts = [lengths[start] for start, _ in self._bounds]
+        starts_of_lengths = np.flatnonzero(np.diff(firsts, prepend=-1))
+        self._batches_of_length = np.split(np.arange(len(firsts)), starts_of_lengths[1:])
         self._order = lru_cache(maxsize=1)(self._order)
 
     def __len__(self) -> int:
@@ -69,7 +73,11 @@ class Batches:
     def _order(self, seed: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         rng = np.random.default_rng((seed, epoch))
         rows = np.concatenate([rng.permutation(group) for group in self._same_length])
-        return rng.permutation(len(self)), rows
+        place = np.empty(len(self))
+        for batches in self._batches_of_length:
+            steps = np.arange(len(batches)) + rng.random()
+            place[rng.permutation(batches)] = steps / len(batches)
+        return place.argsort(kind="stable"), rows
 
     def _collate(self, rows: list[np.ndarray]) -> tuple[Tensor, Tensor]:
         length = max(map(len, rows))

@@ -82,6 +82,18 @@ def test_the_order_depends_on_seed_and_step_alone():
     assert first != second
 
 
+def test_batches_of_each_length_are_spread_over_an_epoch():
+    lengths = [5] * 700 + [7] * 90 + [11] * 200 + [17]
+    these = batches([chr(0x4E00 + i) * n for i, n in enumerate(lengths)], 32, 36)
+    order = [these.shuffled(0, step)[0].size(1) for step in range(len(these))]
+    total, N, G = Counter(order), len(order), len(set(lengths))
+    assert set(total) == {n + 1 for n in lengths}
+    for length, n in total.items():
+        for k in range(N):
+            # The batches of a length stand at even distances, each length from a start of its own.
+            assert abs(order[:k].count(length) - k * n / N) <= 1 + G * n / N
+
+
 def test_ids_beyond_16_bits_are_kept():
     documents = ["".join(chr(0x10000 + n) for n in range(66_000)), "\U0001f319"]
     vocabulary, these = Vocabulary.of(documents), batches(documents, 70_000, 70_000)
