@@ -375,6 +375,8 @@ def format_atlas(heads: Sequence[HeadScores]) -> str:
         rows.append([f"L{head.layer + 1} H{head.head + 1}", f"{zh} {en}", *cells])
     names = [f"{zh} {kind}" for kind, (zh, _) in KINDS.items()]
     note = (
+        f"数字：权重是这些位置上偶然水平的几倍；* 95% 区间高于 {CLEAR:g}。名字：带 * 的里面，超出偶然的权重最多的一种，"
+        f"至少 {LEAST_SHARE:.0%}；篇首和标点，只在没有别的时才用\n"
         f"times what chance gives at these positions; * its 95% interval lies above {CLEAR:g}\n"
         "the name: of the starred kinds the one that takes most weight beyond chance, at least "
         f"{LEAST_SHARE:.0%}; punctuation and start where nothing else does"

@@ -203,6 +203,12 @@ def format_partners(query: str, partners: Sequence[dict]) -> str:
         ]
         for p in partners
     ]
-    head = ["对 pair", "头 head", "例 n", "权重 weight", "lift 1", "lift 2", "双重提升 double lift"]
-    note = f"double lift: the smaller lift, drawn towards 1 by {SHRINKAGE} imagined occurrences"
-    return f"{table(head, rows, left=2)}\n{note}"
+    head = ["对 pair", "头 head", "例 n", "权重 weight", "lift 1", "lift 2", "双重倍数 double lift"]
+    notes = (
+        "数的是全部的诗，训练诗也在内；头和字都是挑出来的：只作描述，不算证据。"
+        f"双重倍数：两个 lift 中较小的一个，按多见 {SHRINKAGE} 例拉向 1。\n"
+        "counted over all poems, those of the training too; heads and characters are picked: this "
+        "describes and is no evidence\n"
+        f"double lift: the smaller lift, drawn towards 1 by {SHRINKAGE} imagined occurrences"
+    )
+    return f"{table(head, rows, left=2)}\n{notes}"

@@ -12,6 +12,7 @@ What the page takes is one plain dict. Everything but `texts` may be left out:
       "run": {
         "config": {"n_layer": 3, "n_head": 4},  # shown at the foot, in this order
         "step": 1500, "val_loss": 4.41,         # of the final model (nats per character)
+        "commands": ["python view.py out/tang --atlas"],   # what to type where evidence is missing
         "baselines": [{"zh": "乱猜", "en": "uniform guess", "loss": 8.75}],   # lines in the loss chart
       },
       "texts": page_texts(...),                 # see there

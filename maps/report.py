@@ -41,8 +41,8 @@ ROLES = {
 NOTES = {
     "zh": [
         f"只算 key 在 query 之前至少 {MIN_DISTANCE} 个字的地方；标点和篇首不算「别的字」。",
-        "lift 1：同一个 query 看 key 是看同样位置上别的字的几倍；"
-        "lift 2：key 被这个 query 看是被同样位置上别的字看的几倍。1 = 没有偏好。",
+        "lift 1（倍数一）：同一个 query 给 key 的权重，是它给同样位置上别的字的几倍；"
+        "lift 2（倍数二）：key 从这个 query 得到的权重，是它从同样位置上别的字得到的几倍。1 = 没有偏好。",
         f"位置按（句长、句中第几字、距离）匹配，不足 {MIN_MATCHES} 例时只按距离。",
         "头在训练诗上选（两个 lift 中较小者最大的头），在留出的诗上评。",
         f"区间：以诗为单位的 {LEVEL:.0%} bootstrap，{RESAMPLES} 次。少于 {MIN_POEMS} 首诗不给数字。",
@@ -275,7 +275,7 @@ def _place(layer: int | None, head: int | None) -> str:
 def format_evidence(data: dict) -> str:
     """Tables for the terminal, from `evidence_dict`."""
     parts = [_format_rows(data), _format_heads(data), _format_cuts(data)]
-    notes = "\n".join(f"- {note}" for note in data["notes"]["en"])
+    notes = "\n".join(f"- {note}" for notes in data["notes"].values() for note in notes)
     return "\n\n".join([*(part for part in parts if part), notes])
 
 
@@ -308,8 +308,12 @@ def _format_rows(data: dict) -> str:
         "最多 top",
         "各头平均 lift 1, mean of heads",
     ]
-    held = f"held-out poems {data['poems']['val']}, head chosen on {data['poems']['train']} others"
-    note = "° in the head of the first row; the other rows in the head that suits the pair best"
+    val, train = data["poems"]["val"], data["poems"]["train"]
+    held = f"留出的诗 held-out poems {val}; 选头用 head chosen on {train}"
+    note = (
+        "° 在第一行的头里 in the head of the first row; "
+        "别的行在最适合那一对的头里 the other rows in the head that suits the pair best"
+    )
     return f"证据 evidence: {held}\n{table(head, rows, left=3)}\n{note}"
 
 
@@ -360,13 +364,13 @@ def _format_cuts(data: dict) -> str:
     head = [
         "剪断 cut",
         "例 n",
-        "this edge",
-        "other edge",
-        "difference",
-        "where a character follows",
+        "这条边 this edge",
+        "另一条 other edge",
+        "相差 difference",
+        "后面是字时 where a character follows",
     ]
     title = (
-        f"{data['query']}→{data['key']} 剪断 cut: change of the true next character's "
-        "log-probability, nats (below zero: the edge helped)"
+        f"{data['query']}→{data['key']} 剪断 cut: 真正的下一个字的对数概率变了多少 change of the true next "
+        "character's log-probability, nats（低于零：这条边有用 below zero: the edge helped）"
     )
     return f"{title}\n{table(head, rows)}"

@@ -109,6 +109,15 @@ def _title(out_dir: str | Path) -> str:
     return f"{Path(out_dir).resolve().name} · attention"
 
 
+def _commands(out_dir: str | Path, vocabulary: Vocabulary) -> list[str]:
+    """What to type for the evidence and the atlas of a run, for a pair that its vocabulary has."""
+    letters = [character for character in vocabulary.characters if character.isalpha()]
+    query, key = "光月" if {"光", "月"} <= set(letters) else (letters * 2)[:2]
+    folder = f' "{out_dir}"' if " " in str(out_dir) else f" {out_dir}"
+    flags = (f"--query {query} --key {key} --evidence", "--atlas")
+    return [f"python view.py{folder} {flag}" for flag in flags]
+
+
 def write_run_page(
     out_dir: str | Path,
     path: str | Path,
@@ -143,6 +152,7 @@ def write_run_page(
             "config": {name: config[name] for name in names},
             "step": step,
             "val_loss": val_loss,
+            "commands": _commands(out_dir, vocabulary),
             "baselines": [
                 {"zh": "乱猜", "en": "uniform guess", "loss": math.log(len(vocabulary))},
                 *state.get("baselines", []),

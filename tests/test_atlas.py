@@ -164,7 +164,7 @@ def test_tables_and_json(scored):
     assert layers[0][0]["name_zh"] == "前一字"
     json.dumps(layers, allow_nan=False)
     lines = format_atlas(heads).splitlines()
-    assert len(lines) == 1 + len(heads) + 2
+    assert len(lines) == 1 + len(heads) + 3
     assert "对仗 couplet" in lines[6]
 
 

@@ -133,7 +133,7 @@ def made_up_cuts(maps: list[Map], predictions: list) -> list[dict]:
                 continue
             seen.add((*scope, query, key))
             moved = [(c, p * random.uniform(0.6, 1.1)) for c, p in predictions[query][:3]]
-            delta = -factor * float(weights[layer, head, query, key]) * random.uniform(0, 0.6)
+            delta = -factor * float(weights[layer, head, query, key]) * random.uniform(-0.5, 0.6)
             cuts.append(
                 {
                     "layer": scope[0],
@@ -267,6 +267,7 @@ def made_up_page(
             "config": {"n_layer": n_layer, "n_head": n_head, "n_embd": 128, "vocab_size": 6301},
             "step": 1500,
             "val_loss": 4.41,
+            "commands": ["python view.py out/tang --query 光 --key 月 --evidence"],
             "baselines": [
                 {"zh": "乱猜", "en": "uniform guess", "loss": 8.748},
                 {"zh": "只看字频", "en": "character frequencies", "loss": 6.46},

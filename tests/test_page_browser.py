@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 
@@ -320,7 +321,7 @@ def test_prediction_at_the_locked_character(open_page):
     expect(page.locator("#prediction-note")).to_contain_text("是用来猜")
     expect(page.locator("#prediction-note")).to_contain_text("，6")  # what follows 光
     character(page, len(PROBES[0])).click()  # the last 。: what follows is the end
-    expect(page.locator("#prediction-note")).to_contain_text("结束")
+    expect(page.locator("#prediction-note")).to_contain_text("没有下一个字")
 
 
 def test_cutting_an_edge(open_page):
@@ -353,6 +354,13 @@ def test_cutting_an_edge(open_page):
     expect(panel).to_contain_text("没有预先算过")
     page.keyboard.press("Escape")
     expect(panel).to_contain_text("点图上的一格")
+    known = [cut["delta"] for cut in cuts if (cut["layer"], cut["head"]) == (2, 2)]
+    largest = sorted(known, key=abs, reverse=True)[:5]
+    assert min(largest) < 0 < max(largest)  # helpful and harmful ones alike
+    shown = panel.locator(".edge .number").all_text_contents()
+    assert [abs(float(n.replace("−", "-"))) for n in shown] == pytest.approx(
+        [abs(n) for n in largest], abs=6e-4
+    )
     panel.locator(".edge").first.click()
     expect(panel).to_contain_text("剪断前")
 
@@ -365,6 +373,31 @@ def test_map_by_keyboard(open_page):
     expect(page.locator("#tooltip")).to_contain_text(f"{FINAL[MEANING][LIGHT, MOON]:.3f}")
     page.keyboard.press("Enter")
     expect(page.locator("#cut")).to_contain_text("剪断 光5 → 月4")
+
+
+def test_the_keyboards_cell_stays_in_sight(open_page):
+    page = open_page(viewport={"width": 1366, "height": 480})
+    page.locator("#map").focus()
+    for key in ["ArrowUp", *["ArrowDown"] * 30, *["ArrowUp"] * 30]:
+        page.keyboard.press(key)
+        cell, bar = page.locator("#map-cell").bounding_box(), page.locator(".bar").bounding_box()
+        assert bar["y"] + bar["height"] <= cell["y"] <= 480 - cell["height"]
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_names_in_the_loss_chart_do_not_lie_on_each_other(open_page, width):
+    data = made_up_page()
+    end = 6.55  # a short training ends where the counting models are
+    data["loss"] = [[s, end + 0.1 + 2 * 0.9**s, end + 2 * 0.9**s] for s in range(41)]
+    lines = ((8.75, "乱猜"), (6.50, "数单字"), (6.30, "数字对"))
+    data["run"]["baselines"] = [{"zh": zh, "en": zh, "loss": loss} for loss, zh in lines]
+    page = open_page(data, viewport={"width": width, "height": 800})
+    labels = page.locator("#chart text.baseline-label, #chart text.curve-label")
+    heights = sorted(float(label.get_attribute("y")) for label in labels.all())
+    assert len(heights) == 5
+    assert all(lower - upper > 13 for upper, lower in itertools.pairwise(heights))
+    axis = page.locator("#chart text.tick").last.get_attribute("y")
+    assert heights[0] > 0 and heights[-1] < float(axis) - 13
 
 
 def test_texts_in_a_list(open_page):

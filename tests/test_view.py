@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shlex
 import shutil
 import sys
 import webbrowser
@@ -13,12 +14,13 @@ import pytest
 import torch
 
 from data.vocabulary import Vocabulary
+from maps.atlas import KINDS, MIXED
 from maps.capture import AttentionMap, capture, load_map, map_path, save_map, saved_maps
 from maps.look import draw_head, look_at
 from maps.page import pack_weights
 from maps.report import MIN_POEMS
 from model.checkpoint import load_model, untrained_model
-from tests.conftest import PROBE, Outcome, finish, run_script, start_script
+from tests.conftest import PROBE, ROOT, Outcome, finish, run_script, start_script
 
 POEM = "月明光上月，"
 
@@ -246,6 +248,23 @@ def test_whom_a_query_looks_for(run):
     assert "月" in outcome.out and files(run) == before
     found = json.loads((run.parent / "found.json").read_text(encoding="utf-8"))
     assert found["evidence"]["query"] == "月" and "partners" in found["evidence"]
+
+
+def test_what_the_page_says_to_type_works(run):
+    view(run)
+    commands = page_data(run / "attention.html")["run"]["commands"]
+    assert [command.split()[-1] for command in commands] == ["--evidence", "--atlas"]
+    for command in commands:
+        python, *arguments = shlex.split(command)
+        assert python == "python" and run_script(*arguments).code == 0
+    assert {"evidence", "atlas"} <= page_data(run / "attention.html").keys()
+
+
+def test_the_page_and_the_terminal_name_heads_alike():
+    words = json.loads((ROOT / "maps" / "page" / "words.json").read_text(encoding="utf-8"))
+    for language, place in (("zh", 0), ("en", 1)):
+        names = {kind: both[place] for kind, both in KINDS.items()} | {"mixed": MIXED[place]}
+        assert words[language]["kinds"] == names
 
 
 def test_the_atlas_names_every_head(run):

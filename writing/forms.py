@@ -62,7 +62,8 @@ def acrostic_form(acrostic: str, form: Form | None) -> Form:
         form = {4: FORMS["五绝"], 8: FORMS["五律"]}.get(len(acrostic))
     if form is None or len(acrostic) != form.lines:
         has = f"{form.name} has {form.lines} lines" if form else "poems have 4 or 8 lines"
-        raise DataError(f"the acrostic {acrostic} has {len(acrostic)} characters, but {has}")
+        count = f"{len(acrostic)} character{'s' * (len(acrostic) != 1)}"
+        raise DataError(f"the acrostic {acrostic} has {count}, but {has}")
     if not acrostic.isalpha():
         raise DataError(f"the acrostic {acrostic} has punctuation in it: no line begins with that")
     return form

@@ -482,7 +482,7 @@
     const next = nextCharacter(position);
     list.replaceChildren(
       ...rows[position].map(([character, probability]) =>
-        guess(character, probability, character === (next === null ? "\n" : next)),
+        guess(character, probability, character === next),
       ),
     );
     const query = named(position);
@@ -756,6 +756,8 @@
       const query = clamp(start.query + down, 0, size() - 1);
       cursor = { query, key: clamp(start.key + right, 0, query) };
       renderMapMarks(cursor);
+      // At once: the tooltip is placed beside it.
+      byId("map-cell").scrollIntoView({ block: "nearest", inline: "nearest", behavior: "instant" });
       const frame = map.getBoundingClientRect();
       showTip(
         tipFor([cursor.query], cursor.key),
@@ -865,7 +867,7 @@
   function strongestCuts(rows) {
     const strongest = rows
       .filter((row) => row[2] !== null)
-      .sort((one, other) => one[2] - other[2])
+      .sort((one, other) => Math.abs(other[2]) - Math.abs(one[2]))
       .slice(0, 5);
     if (!strongest.length) return [];
     const items = strongest.map((row) =>
@@ -1061,6 +1063,7 @@
 
   // ------------------------------------------------------------------ the loss chart
 
+  const NAME_HEIGHT = 16; // pixels from one name in the chart to the next
   const chart = { left: 44, right: 16, top: 24, bottom: 38, height: 264, width: 0, x: null, y: null };
 
   function lossRows() {
@@ -1106,7 +1109,7 @@
         y2: chart.height - chart.bottom,
       }),
       chartDots(),
-      chartEnds(rows),
+      chartNames(baselines, rows),
     );
     holder.replaceChildren(svg);
     renderChartMark();
@@ -1155,14 +1158,7 @@
 
   function chartBaseline(line) {
     const y = chart.y(line.loss);
-    return [
-      drawing("line.baseline", { x1: chart.left, x2: chart.width - chart.right, y1: y, y2: y }),
-      drawing(
-        "text.baseline-label",
-        { x: chart.width - chart.right - 12, y: y - 5, "text-anchor": "end" },
-        `${line[state.language] || line.zh || line.en} ${brief(line.loss)}`,
-      ),
-    ];
+    return drawing("line.baseline", { x1: chart.left, x2: chart.width - chart.right, y1: y, y2: y });
   }
 
   function chartLine(rows, column, name) {
@@ -1195,26 +1191,30 @@
     );
   }
 
-  /** Names at the curves' ends instead of a legend. */
-  function chartEnds(rows) {
-    return [
+  /** Names at the right ends of curves and baselines instead of a legend, so far apart that none lies
+   * on another. */
+  function chartNames(baselines, rows) {
+    const names = baselines.map((line) => ({
+      kind: "baseline-label",
+      y: chart.y(line.loss) - 5,
+      text: `${line[state.language] || line.zh || line.en} ${brief(line.loss)}`,
+    }));
+    for (const [column, name, shift] of [
       [1, "train", 16],
       [2, "val", -10],
-    ].map(([column, name, shift]) => {
-      const known = rows.filter((row) => typeof row[column] === "number");
+    ]) {
+      const known = rows.map((row) => row[column]).filter((loss) => typeof loss === "number");
+      if (known.length < 2) continue;
       const end = known[known.length - 1];
-      if (known.length < 2) return null;
-      return drawing(
-        "text",
-        {
-          class: `curve-label ${name}`,
-          x: chart.x(end[0]) - 12,
-          y: chart.y(end[column]) + shift,
-          "text-anchor": "end",
-        },
-        `${say(name)} ${brief(end[column])}`,
-      );
-    });
+      names.push({ kind: `curve-label ${name}`, y: chart.y(end) + shift, text: `${say(name)} ${brief(end)}` });
+    }
+    names.sort((one, other) => one.y - other.y);
+    let lowest = -Infinity;
+    for (const name of names) lowest = name.y = Math.max(name.y, lowest + NAME_HEIGHT);
+    let highest = chart.height - chart.bottom + NAME_HEIGHT / 2;
+    for (const name of names.slice().reverse()) highest = name.y = Math.min(name.y, highest - NAME_HEIGHT);
+    const x = chart.width - chart.right - 12;
+    return names.map(({ kind, y, text }) => drawing("text", { class: kind, x, y, "text-anchor": "end" }, text));
   }
 
   function renderChartMark() {
@@ -1234,7 +1234,7 @@
     if (!evidence) {
       byId("evidence-body").replaceChildren(
         element("p.hint", say("noEvidence")),
-        element("pre", "python view.py OUT_DIR --query 光 --key 月 --evidence"),
+        ...((DATA.run || {}).commands || []).map((command) => element("pre", command)),
       );
       return;
     }
@@ -1404,6 +1404,7 @@
       "partners",
       !isNarrow(),
       say("partnersTitle", pair),
+      element("p.hint", say("partnersNote")),
       forest(columns, rows.slice(0, FEW), kindOf),
       others.length ? more() : null,
     );
@@ -1617,6 +1618,7 @@
     byId("evidence").hidden = !isWithEvidence;
     for (const each of document.querySelectorAll(".of-evidence")) each.hidden = !isWithEvidence;
     for (const each of document.querySelectorAll(".of-untrained")) each.hidden = !hasUntrained();
+    for (const each of document.querySelectorAll(".of-atlas")) each.hidden = !DATA.atlas;
   }
 
   /** What depends on the query characters. */
