@@ -117,8 +117,7 @@ class Muon(Optimizer):
     """torch.optim.Muon with the matrices of one shape orthogonalised together: on a CPU the many
     small products cost more in overhead than in arithmetic. Equal to it in rounding (tests).
 
-    A parameter of a group is as many matrices of one size, one below the other, as there are `rates`:
-    the share of the learning rate that each of them takes.
+    A parameter of a group is `pieces` matrices of one size, one below the other.
     """
 
     def __init__(
@@ -127,9 +126,9 @@ class Muon(Optimizer):
         lr: float,
         momentum: float = 0.95,
         weight_decay: float = 0.0,
-        rates: tuple[float, ...] = (1.0,),
+        pieces: int = 1,
     ) -> None:
-        super().__init__(params, lr=lr, momentum=momentum, weight_decay=weight_decay, rates=rates)
+        super().__init__(params, lr=lr, momentum=momentum, weight_decay=weight_decay, pieces=pieces)
 
     @torch.no_grad()
     def step(self) -> None:
@@ -147,13 +146,9 @@ class Muon(Optimizer):
                 grads = [p.grad for p in params]
                 torch._foreach_lerp_(buffers, grads, 1 - group["momentum"])
                 updates = torch._foreach_lerp(grads, buffers, group["momentum"])
-                rows //= len(group["rates"])
+                rows //= group["pieces"]
                 matrices = orthogonalize(torch.stack(updates).view(-1, rows, columns))
-                matrices = matrices.to(params[0].dtype).view(len(params), -1, rows, columns)
-                for piece, rate in enumerate(group["rates"]):
-                    if rate != 1:
-                        matrices[:, piece] *= rate
-                updates = matrices.flatten(1, 2).unbind()
+                updates = matrices.to(params[0].dtype).view(len(params), -1, columns).unbind()
                 torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
                 scale = math.sqrt(max(1, rows / columns))
                 torch._foreach_add_(params, updates, alpha=-group["lr"] * scale)
@@ -162,16 +157,16 @@ class Muon(Optimizer):
 def make_optimizers(
     model: GPT, embedding_lr: float, output_lr: float, muon_lr: float, weight_decay: float
 ) -> list[Optimizer]:
-    """Muon for the matrices inside the blocks, W_q, W_k and W_v each for itself, W_q at half the rate:
-    at the whole one heads sharpen before they know what to look at. AdamW for the embedding and the
-    output layer, whose rows belong to single characters, each at its own rate, and for the heads'
-    liking for distances. `weight_decay` is for Muon's matrices and the output layer; the embedding
-    loses as much of itself in a step as the output layer. A group keeps its peak as `peak_lr`."""
+    """Muon for the matrices inside the blocks, W_q, W_k and W_v each for itself; AdamW for the
+    embedding and the output layer, whose rows belong to single characters, each at its own rate, and
+    for the heads' liking for distances. `weight_decay` is for Muon's matrices and the output layer;
+    the embedding loses as much of itself in a step as the output layer. A group keeps its peak as
+    `peak_lr`."""
     stacked = [block.attn.c_attn.weight for block in model.blocks]
     biases = [block.attn.distance_bias for block in model.blocks]
     others = set(model.blocks.parameters()) - {*stacked, *biases}
     matrices = [
-        {"params": stacked, "rates": (0.5, 1.0, 1.0)},
+        {"params": stacked, "pieces": 3},
         {"params": [p for p in model.blocks.parameters() if p in others]},
     ]
     output = {"params": list(model.lm_head.parameters()), "lr": output_lr}

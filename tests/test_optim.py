@@ -38,9 +38,7 @@ def test_stacked_matrices_move_as_if_each_were_alone():
     start = torch.randn(24, 8)
     together = nn.Parameter(start.clone())
     alone = [nn.Parameter(part.clone()) for part in start.chunk(3)]
-    rates = (0.5, 1.0, 2.0)
-    optimizers = [Muon([together], lr=0.02, rates=rates)]
-    optimizers += [Muon([p], lr=0.02 * rate) for p, rate in zip(alone, rates, strict=True)]
+    optimizers = [Muon([together], lr=0.02, pieces=3), Muon(alone, lr=0.02)]
     for _ in range(4):
         together.grad = torch.randn(24, 8)
         for p, part in zip(alone, together.grad.chunk(3), strict=True):
@@ -141,7 +139,7 @@ def test_every_parameter_has_one_optimizer_and_keeps_its_peak():
     embedding, output = adamw.param_groups[:2]
     shrink = [group["peak_lr"] * group["weight_decay"] for group in (embedding, output)]
     assert shrink[0] == pytest.approx(shrink[1])
-    assert muon.param_groups[0]["rates"] == (0.5, 1, 1)
+    assert muon.param_groups[0]["pieces"] == 3
     assert {p.shape for p in muon.param_groups[0]["params"]} == {(24, 8)}
 
 
