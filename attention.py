@@ -207,7 +207,7 @@ def exercise_3() -> None:
         p = torch.tensor(rows).log().T.cov()[0]  # covariances of log T with itself, log ms, log MB
         print(f"  拟合成 T 的 p 次方：时间 p = {p[1] / p[0]:.2f}，内存 p = {p[2] / p[0]:.2f}")
     print("五行要存下 T × T 的整张表：T 翻倍，时间和内存都约四倍。融合的算法一小块一小块地算，")
-    print("用完就丢，后面的字（对角线右上方）不算，时间省了，但仍要三四倍；内存只随 T 增长。")
+    print("用完就丢，右上方的块跳过不算，所以快；T 翻倍，时间仍要三四倍，内存只随 T 增长。")
 
 
 def self_check_1() -> None:

@@ -192,7 +192,12 @@ def draw_loss(
     for label, loss in (baselines or {}).items():
         ax.axhline(loss, color="0.5", linestyle="--", linewidth=1)
         ax.annotate(
-            label, (0.99, loss), xycoords=("axes fraction", "data"), ha="right", va="bottom"
+            label,
+            (0.99, loss),
+            xycoords=("axes fraction", "data"),
+            ha="right",
+            va="center",
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
         )
     ax.set(xlabel="step", ylabel="loss (nats a character)")
     ax.grid(alpha=0.3)
