@@ -297,8 +297,8 @@ def main(argv: list[str]) -> int:
     state = load_checkpoint(checkpoint) if resume else None
     if state:
         check_same(config, digest, state)
-    saved = state["dtype"] if state and config.dtype == "auto" else config.dtype
-    dtype = pick_dtype(saved, device)
+    former = state.get("dtype", "auto") if state else "auto"
+    dtype = pick_dtype(former if config.dtype == "auto" else config.dtype, device)
 
     # The model and its optimizers.
     torch.manual_seed(config.seed)

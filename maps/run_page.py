@@ -48,7 +48,8 @@ def read_metrics(out_dir: str | Path) -> list[dict[str, Any]]:
             entry = json.loads(line)
         except json.JSONDecodeError:
             continue
-        if isinstance(entry, dict) and {"step", "train_loss", "val_loss"} <= entry.keys():
+        known = isinstance(entry, dict) and {"step", "train_loss", "val_loss"} <= entry.keys()
+        if known and isinstance(entry["step"], int):
             entries.append(entry)
     return entries
 
@@ -111,7 +112,8 @@ def _title(out_dir: str | Path) -> str:
 
 def _commands(out_dir: str | Path, vocabulary: Vocabulary) -> list[str]:
     """What to type for the evidence and the atlas of a run, for a pair that its vocabulary has."""
-    letters = [character for character in vocabulary.characters if character.isalpha()]
+    known = [character for character in vocabulary.characters[1:] if not character.isspace()]
+    letters = [character for character in known if character.isalpha()] or known
     query, key = "光月" if {"光", "月"} <= set(letters) else (letters * 2)[:2]
     folder = f' "{out_dir}"' if " " in str(out_dir) else f" {out_dir}"
     flags = (f"--query {query} --key {key} --evidence", "--atlas")
