@@ -48,7 +48,6 @@ def test_a_poem_does_not_depend_on_how_many_are_written(sample):
 @pytest.mark.parametrize("flag", ["--temperature=0", "--top_k=1", "--top_p=1e-6", "--top_p=1e-46"])
 def test_without_chance_all_poems_are_the_likeliest(sample, flag):
     [likeliest] = poems(sample("--num_samples=1", "--prompt", "明月", "--temperature=0"))
-    assert len(likeliest) > 2
     assert poems(sample("--num_samples=3", "--prompt", "明月", flag)) == [likeliest] * 3
 
 
