@@ -161,8 +161,8 @@ def free_bytes() -> int:
         status = (ctypes.c_ulonglong * 8)(64)  # MEMORYSTATUSEX: begins with its size
         ctypes.windll.kernel32.GlobalMemoryStatusEx(status)
         return status[2]  # ullAvailPhys
-    if sys.platform == "linux":
-        return 1024 * int(Path("/proc/meminfo").read_text("utf-8").split()[7])  # MemAvailable
+    if sys.platform == "linux":  # the line MemAvailable
+        return 1024 * int(Path("/proc/meminfo").read_text(encoding="utf-8").split()[7])
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2  # half of what is built in
 
 

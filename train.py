@@ -36,7 +36,7 @@ from data.corpus import FOLDS, Corpus, read_documents
 from data.vocabulary import BOUNDARY, DataError, UnknownCharacterError, Vocabulary
 from maps.capture import MapError, capture, map_path, save_map
 from maps.look import look_at
-from maps.run_page import write_run_page
+from maps.run_page import quoted, write_run_page
 from model.checkpoint import (
     CheckpointError,
     fitting,
@@ -487,8 +487,10 @@ def report(model: GPT, vocabulary: Vocabulary, state: dict, out_dir: Path) -> No
         print("\n" + look_at(map, "光" if "光" in probe else probe[-1], most=1))
         page = out_dir / "attention.html"
         size = write_run_page(out_dir, page, model, vocabulary, state)
-        print(f"\nthe page: {page} ({size / 1e6:.2f} MB); more: python view.py {out_dir} --help")
-    flag = "" if out_dir == Path(TrainConfig.out_dir) else f" --out_dir {out_dir}"
+        print(
+            f"\nthe page: {page} ({size / 1e6:.2f} MB); more: python view.py {quoted(out_dir)} --help"
+        )
+    flag = "" if out_dir == Path(TrainConfig.out_dir) else f" --out_dir {quoted(out_dir)}"
     files = "ckpt.pt, metrics.jsonl, config.toml, attention/"
     print(f"in {out_dir}: {files}; next: python sample.py{flag}")
 

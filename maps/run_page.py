@@ -110,14 +110,18 @@ def _title(out_dir: str | Path) -> str:
     return f"{Path(out_dir).resolve().name} · attention"
 
 
+def quoted(path: str | Path) -> str:
+    """A path as it is typed in a terminal: in quotes, which all shells know, where it has spaces."""
+    return f'"{path}"' if " " in str(path) else str(path)
+
+
 def _commands(out_dir: str | Path, vocabulary: Vocabulary) -> list[str]:
     """What to type for the evidence and the atlas of a run, for a pair that its vocabulary has."""
     known = [character for character in vocabulary.characters[1:] if not character.isspace()]
     letters = [character for character in known if character.isalpha()] or known
     query, key = "光月" if {"光", "月"} <= set(letters) else (letters * 2)[:2]
-    folder = f' "{out_dir}"' if " " in str(out_dir) else f" {out_dir}"
     flags = (f"--query {query} --key {key} --evidence", "--atlas")
-    return [f"python view.py{folder} {flag}" for flag in flags]
+    return [f"python view.py {quoted(out_dir)} {flag}" for flag in flags]
 
 
 def write_run_page(
@@ -146,7 +150,7 @@ def write_run_page(
     else:
         maps = run_maps(out_dir)
     shown = {name: "".join(found[-1].tokens[1:]) for name, found in maps.items()}
-    config = state["config"]
+    config = state["model_config"] | state["config"]
     names = ["n_layer", "n_head", "n_embd", "max_iters", "batch_size", "fold", "seed", "data"]
     data = {
         "title": _title(out_dir),

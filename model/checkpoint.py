@@ -30,17 +30,7 @@ KINDS = {  # what all readers use
     "val_loss": float,
     "val_step": int,
 }
-SETTINGS = (  # of its "config", likewise
-    "data",
-    "fold",
-    "probes",
-    "seed",
-    "n_layer",
-    "n_head",
-    "n_embd",
-    "max_iters",
-    "batch_size",
-)
+SETTINGS = ("data", "fold", "probes", "seed", "max_iters", "batch_size")  # of its "config"
 
 
 class CheckpointError(ValueError):

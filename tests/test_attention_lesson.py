@@ -301,6 +301,7 @@ def test_ctrl_c_is_one_line():
     assert (process.returncode, error) == (130, b"attention.py: interrupted\n")
 
 
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGPIPE")
 def test_a_reader_that_leaves_is_no_error():
     process = lesson_process("--exercise", "3")
     process.stdout.close()

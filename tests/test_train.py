@@ -3,6 +3,7 @@
 import math
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -99,9 +100,7 @@ def test_a_training_stopped_by_ctrl_c_goes_on_as_if_nothing_had_been(
     assert f"stopped at step {at + 1}, saved in" in outcome.err
     *_, state = load_model(out_dir / "ckpt.pt")
     assert state["step"] == at + 1  # the step under way was finished
-    assert math.isnan(
-        state["val_loss"]
-    )  # and that of an earlier step is not passed off as its loss
+    assert math.isnan(state["val_loss"])  # not that of an earlier step
     state = train(out_dir, [], "--resume")  # from its own config.toml
     assert same(trained(state), trained(load_checkpoint(tiny_run / "ckpt.pt")))
     assert metrics(out_dir) == metrics(tiny_run) and equal_maps(out_dir, tiny_run)
@@ -257,7 +256,9 @@ def test_a_text_of_ones_own(tmp_path):
     out_dir = tmp_path / "own run"
     outcome = run_script("train.py", *flags(data=text, out_dir=out_dir, **TINY), "--max_iters=2")
     assert outcome.code == 0, outcome.err
-    assert f"next: python sample.py --out_dir {out_dir}" in outcome.out
+    assert outcome.out.count(f'"{out_dir}"') == 2  # in the commands to go on with, as it is typed
+    [following] = re.findall("next: python (.*)", outcome.out)
+    assert run_script(*shlex.split(following), "--num_samples=1").code == 0
     probe = Corpus(lines).val[0][:64]
     [maps] = saved_maps(out_dir).values()
     assert "".join(load_map(maps[-1]).tokens[1:]) == probe

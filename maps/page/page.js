@@ -814,11 +814,10 @@
   }
 
   function cutTruth(cut, query) {
-    if (cut[2] === null) return element("p.hint", say("cutNoTruth"));
-    const next = query + 1 < size() ? named(query + 1) : element("span.zi", words().end);
+    if (cut[2] === null || nextCharacter(query) === null) return element("p.hint", say("cutNoTruth"));
     return element(
       "p",
-      sentence("cutTruth", { next, factor: element("b", percent(Math.exp(cut[2] / 1000))) }),
+      sentence("cutTruth", { next: named(query + 1), factor: element("b", percent(Math.exp(cut[2] / 1000))) }),
     );
   }
 
@@ -826,7 +825,7 @@
   function cutTable(cut, query) {
     const after = Array.from(cut[3]).map((character, index) => [character, cut[4 + index] / 1000]);
     const before = ((text().predictions || [])[query] || []).slice(0, after.length);
-    const next = nextCharacter(query) === null ? "\n" : nextCharacter(query);
+    const next = nextCharacter(query);
     const column = (title, row) =>
       element(
         "div",
