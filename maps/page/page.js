@@ -559,17 +559,18 @@
     );
   }
 
-  /** The scores behind a name, each against chance. */
-  function atlasTitle(entry) {
-    const lines = [
-      atlasName(entry) +
-        (typeof entry.score === "number" ? ` · ${say("atlasScore", { n: brief(entry.score, 1) })}` : ""),
-    ];
-    for (const [kind, score] of Object.entries(entry.scores || {})) {
-      const value = Array.isArray(score) ? score[0] : score;
-      if (typeof value === "number") lines.push(`${words().kinds[kind] || kind} ${brief(value, 1)}`);
-    }
-    return lines.join("\n");
+  /** A head's name and the score that gave it, against chance. */
+  const atlasTitle = (entry) =>
+    atlasName(entry) +
+    (typeof entry.score === "number" ? ` · ${say("atlasScore", { n: brief(entry.score, 1) })}` : "");
+
+  /** The scores of a head for all kinds of places, in words. */
+  function atlasScores(entry) {
+    const list = Object.entries(entry.scores || {})
+      .map(([kind, score]) => [kind, Array.isArray(score) ? score[0] : score])
+      .filter(([, score]) => typeof score === "number")
+      .map(([kind, score]) => `${words().kinds[kind] || kind} ${brief(score, 1)}`);
+    return list.length ? say("atlasScores", { list: list.join(" · ") }) : "";
   }
 
   function chooseHead(layer, head) {
@@ -620,6 +621,7 @@
       title.charAt(0).toUpperCase() + title.slice(1),
       entry ? element("span.title-name", atlasName(entry)) : "",
     );
+    byId("map-scores").textContent = entry ? atlasScores(entry) : "";
   }
 
   /** A whole map in little: every cell the same whole number of pixels, so none is swallowed. */
@@ -1679,6 +1681,8 @@
       chooseSnapshot(Number(event.target.value));
     });
     let width = window.innerWidth;
+    // What the tooltip is about slides away under the pointer.
+    window.addEventListener("wheel", hideTip, { passive: true });
     window.addEventListener("resize", () => {
       if (window.innerWidth === width) return; // a phone's address bar only changes the height
       width = window.innerWidth;
