@@ -167,8 +167,8 @@ def main(argv: list[str]) -> int:
         raise UsageError("the prompt has a line feed in it: give one line")
     ids = vocabulary.encode(BOUNDARY) + vocabulary.encode(prompt)
     # What can go wrong goes wrong before the first poem is written.
-    training = corpus_of(state).train if args.rhyme or args.novelty else []
-    allowed = both(make_masks(args, prompt, vocabulary, training))
+    corpus = corpus_of(state) if args.rhyme or args.novelty else None
+    allowed = both(make_masks(args, prompt, vocabulary, corpus.train if corpus else []))
     if args.maps:
         Path(args.maps).mkdir(parents=True, exist_ok=True)
     engine = Engine(model)
@@ -188,7 +188,7 @@ def main(argv: list[str]) -> int:
         printer.end(numbers)
         printer.show()
     if args.novelty:
-        report_novelty(printer.texts, training)
+        report_novelty(printer.texts, corpus.seen)
     if args.maps:
         save_maps(printer.texts, args.maps, model, vocabulary, state)
     return 0

@@ -15,7 +15,6 @@ import signal
 import sys
 import time
 from dataclasses import asdict, dataclass, replace
-from hashlib import sha256
 from pathlib import Path
 
 if __name__ == "__main__":
@@ -31,8 +30,8 @@ from tqdm import tqdm
 
 from command_line import Parser, UsageError, add_settings, read_settings, run, setting, to_toml
 from data.baselines import unigram_and_bigram
-from data.batches import IGNORE, Batches
-from data.corpus import FOLDS, Corpus, read_documents
+from data.batches import IGNORE, Batches, TrainingBatches
+from data.corpus import FOLDS, Corpus, read_texts
 from data.vocabulary import BOUNDARY, DataError, UnknownCharacterError, Vocabulary
 from maps.capture import MapError, capture, map_path, save_map
 from maps.look import look_at
@@ -68,6 +67,9 @@ class TrainConfig:
 
     out_dir: str = setting("out/tang", "folder for the checkpoint, the log and the maps")
     data: str = setting("data/poems.txt", "UTF-8 text, one document a line")
+    extra_data: str = setting(
+        "", "a second text, of which nothing is held out; the last epoch is without it"
+    )
     fold: int = setting(0, "which tenth of the documents is held out, 0 to 9")
     probes: tuple[str, ...] = setting(
         (), "texts whose attention maps are saved; none: the first document held out"
@@ -187,7 +189,7 @@ def evaluate(model: GPT, batches: Batches, count: int, device: str, dtype: torch
 
 def counting_baselines(corpus: Corpus) -> list[dict]:
     """The losses of models that only count, with their names for the page."""
-    unigram, bigram = unigram_and_bigram(corpus.train, corpus.val, corpus.vocabulary)
+    unigram, bigram = unigram_and_bigram(corpus.seen, corpus.val, corpus.vocabulary)
     return [
         {"zh": "数单字", "en": "counting characters", "loss": unigram},
         {"zh": "数字对", "en": "counting pairs of characters", "loss": bigram},
@@ -225,6 +227,7 @@ def parse(argv: list[str]) -> tuple[TrainConfig, bool, bool]:
     settings = read_settings(DEFAULT if path is None else path, TrainConfig)
     if not resume and flags.get("data", settings.get("data")) != settings.get("data"):
         settings.pop("probes", None)  # they belong to the config's own text
+        settings.pop("extra_data", None)
     settings |= flags
     former = Path(settings.get("out_dir", TrainConfig.out_dir)) / "config.toml"
     if resume and path is None and former.exists():  # go on with the settings of that run
@@ -271,18 +274,19 @@ def main(argv: list[str]) -> int:
     first = rank == 0
 
     # The text and the folder.
-    data = Path(config.data) if Path(config.data).exists() else ROOT / config.data
-    documents = read_documents(data)
-    digest = sha256("\n".join(documents).encode()).hexdigest()
-    corpus = Corpus(documents, config.fold, config.probes)
+    documents, extra, digest = read_texts(config.data, config.extra_data)
+    corpus = Corpus(documents, config.fold, config.probes, extra)
     if not config.probes:
         probe = corpus.val[0][: config.block_size - 1]
         config = replace(config, probes=(probe,))
-        corpus = Corpus(documents, config.fold, config.probes)
+        corpus = Corpus(documents, config.fold, config.probes, extra)
     vocabulary = corpus.vocabulary
     model_config = config.model_config(len(vocabulary))
     check_memory(config, model_config, device)
-    train_set = Batches(corpus.train, vocabulary, config.block_size, config.batch_size)
+    course = config.lr_decay_iters or config.max_iters
+    train_set = TrainingBatches(
+        corpus.train, corpus.extra, vocabulary, config.block_size, config.batch_size, course
+    )
     val_set = Batches(corpus.val, vocabulary, config.block_size, config.batch_size)
     for probe in config.probes:
         try:
@@ -366,8 +370,9 @@ def main(argv: list[str]) -> int:
     bar = tqdm(total=config.max_iters, initial=step, unit="step", disable=not (first and TERMINAL))
     if first:
         parameters = sum(p.numel() for p in model.parameters())
+        more = f" and {len(corpus.extra):,} extra ones" if corpus.extra else ""
         say(
-            f"{len(corpus.train):,} documents to train on, {len(corpus.val):,} held out, "
+            f"{len(corpus.train):,} documents to train on{more}, {len(corpus.val):,} held out, "
             f"{len(vocabulary):,} characters; {parameters:,} parameters; {device}, "
             f"{str(dtype).removeprefix('torch.')} products, {torch.get_num_threads()} threads"
         )
@@ -389,15 +394,13 @@ def main(argv: list[str]) -> int:
     busy_s, busy_tokens = 0.0, 0
     while step < config.max_iters and not stopping.signal:
         step_started = time.perf_counter()
-        share = schedule(
-            step, config.lr_decay_iters or config.max_iters, config.warmup_iters, config.cooldown
-        )
+        share = schedule(step, course, config.warmup_iters, config.cooldown)
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = group["peak_lr"] * share
 
         # Each process takes every world-th row; all of them together take the mean over the batch.
-        idx, targets = train_set.shuffled(config.seed, step)
+        idx, targets = train_set.batch(config.seed, step)
         count = int((targets != IGNORE).sum())
         parts = min(config.accumulation, len(idx))
         rows = torch.arange(len(idx))[rank::world].tensor_split(parts)

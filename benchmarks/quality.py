@@ -55,7 +55,7 @@ def main(argv: list[str]) -> None:
 
     model, characters, state = load_model(Path(args.out_dir) / "ckpt.pt")
     vocabulary, corpus, engine = Vocabulary(characters), corpus_of(state), Engine(model)
-    rhymes, index = Rhymes(corpus.train), NoveltyIndex(corpus.train)
+    rhymes, index = Rhymes(corpus.train), NoveltyIndex(corpus.seen)
     rhyme = RhymeMask(rhymes, vocabulary)
     settings = [("free", []), ("--rhyme", [rhyme])]
     settings += [(f"--form {name}", [FormMask(FORMS[name], vocabulary)]) for name in FORMS]

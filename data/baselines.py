@@ -11,7 +11,8 @@ from data.vocabulary import BOUNDARY, Vocabulary
 
 def _ids(documents: Iterable[str], vocabulary: Vocabulary) -> np.ndarray:
     """All documents in one row, a boundary between them and at both ends."""
-    return np.array(vocabulary.encode(BOUNDARY + BOUNDARY.join(documents) + BOUNDARY))
+    ids = vocabulary.encode_array(BOUNDARY + BOUNDARY.join(documents) + BOUNDARY)
+    return ids.astype(np.int64)  # products of two ids
 
 
 def unigram_and_bigram(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -32,11 +32,16 @@ class Batches:
         self, documents: Iterable[str], vocabulary: Vocabulary, block_size: int, batch_size: int
     ) -> None:
         rows: list[np.ndarray] = []
+        documents = list(documents)
         dtype = np.uint16 if len(vocabulary) <= 1 << 16 else np.uint32
+        text = BOUNDARY + BOUNDARY.join(documents) + BOUNDARY
+        ids, start = vocabulary.encode_array(text).astype(dtype), 0
         for document in documents:
-            ids = np.array(vocabulary.encode(BOUNDARY + document + BOUNDARY), dtype)
+            end = start + len(document) + 1  # where its last boundary stands, the next one's first
             # Windows share one character: the last target of one is the first input of the next.
-            rows += [ids[i : i + block_size + 1] for i in range(0, len(ids) - 1, block_size)]
+            for i in range(start, end, block_size):
+                rows.append(ids[i : min(i + block_size, end) + 1])
+            start = end
         if not rows:
             raise DataError("no documents to make batches of")
         self._rows = sorted(rows, key=len)
@@ -65,7 +70,7 @@ class Batches:
         return self._collate(self._rows[slice(*self._bounds[i])])
 
     def shuffled(self, seed: int, step: int) -> tuple[Tensor, Tensor]:
-        """The batch of a training step: every epoch has all documents once, in its own order."""
+        """The batch of a step of shuffled epochs: each has all documents once, in its own order."""
         epoch, i = divmod(step, len(self))
         batches, rows = self._order(seed, epoch)
         return self._collate([self._rows[j] for j in rows[slice(*self._bounds[batches[i]])]])
@@ -87,3 +92,34 @@ class Batches:
             inputs[b, : len(row) - 1] = row[:-1]
             targets[b, : len(row) - 1] = row[1:]
         return torch.from_numpy(inputs), torch.from_numpy(targets)
+
+
+class TrainingBatches:
+    """What each step of a training reads: the documents together with `extra` ones, and in the last
+    epoch the documents alone, so that what is learned last is of the kind that counts (annealing, as
+    in arXiv:2407.21783 and arXiv:2406.03476). A training of an epoch or less never sees the extra
+    ones.
+
+    `steps` is the length of the whole training. Which batch a step gets depends on the seed and the step
+    alone.
+    """
+
+    def __init__(
+        self,
+        documents: Sequence[str],
+        extra: Sequence[str],
+        vocabulary: Vocabulary,
+        block_size: int,
+        batch_size: int,
+        steps: int,
+    ) -> None:
+        self._alone = Batches(documents, vocabulary, block_size, batch_size)
+        self._switch = max(0, steps - len(self._alone)) if extra else 0
+        if self._switch:
+            self._together = Batches([*documents, *extra], vocabulary, block_size, batch_size)
+
+    def batch(self, seed: int, step: int) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of a step, each (B, T) long."""
+        if step < self._switch:
+            return self._together.shuffled(seed, step)
+        return self._alone.shuffled(seed, step - self._switch)

@@ -9,7 +9,9 @@ from pathlib import Path
 
 from data.vocabulary import DataError, Vocabulary
 
+ROOT = Path(__file__).parent.parent
 POEMS = Path(__file__).with_name("poems.txt")
+EXTRA_POEMS = Path(__file__).with_name("extra_poems.txt")
 ALL_POEMS = Path(__file__).with_name("poems_all.txt")  # made by `python -m data.prepare --all`
 FOLDS = 10
 LONG = 8  # characters of a probe that stand in another document by no accident
@@ -42,6 +44,15 @@ def read_documents(path: str | Path) -> list[str]:
     return documents
 
 
+def read_texts(data: str, extra_data: str = "") -> tuple[list[str], list[str], str]:
+    """The documents of a text and of the one that is only trained on (none where it has no name), and a
+    digest of both. A path that does not exist is taken from the project's folder."""
+    paths = [Path(name) for name in (data, extra_data) if name]
+    texts = [read_documents(path if path.exists() else ROOT / path) for path in paths]
+    digest = sha256("\n".join(map("\n".join, texts)).encode()).hexdigest()
+    return texts[0], texts[1] if extra_data else [], digest
+
+
 def opening(document: str) -> str:
     """A document's first sentence, which for a regular poem is its first couplet: documents that
     share it are versions of one poem."""
@@ -61,9 +72,19 @@ class Corpus:
     documents matter; `fold` (0 to 9) says which tenth is held out. A document that shares a line of
     verse with one of the `probes`, or holds all of a longer one, is always held out: the maps shown are
     of unseen poems.
+
+    `extra` documents are only trained on and are none of the text that is judged: those with a
+    character outside the vocabulary are left out, and those that share the opening or a line of verse
+    with a held-out document or a probe.
     """
 
-    def __init__(self, documents: Iterable[str], fold: int = 0, probes: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        documents: Iterable[str],
+        fold: int = 0,
+        probes: Iterable[str] = (),
+        extra: Iterable[str] = (),
+    ) -> None:
         self.documents = list(documents)
         self.vocabulary = Vocabulary.of(self.documents)
         self.train: list[str] = []
@@ -85,3 +106,19 @@ class Corpus:
                 f"too few documents ({len(self.documents)}) to {side}: give a text with more lines, "
                 "or another fold"
             )
+        hidden_openings = {opening(document) for document in self.val}
+        hidden_lines = probe_lines.union(*map(verse_lines, self.val)) if extra else probe_lines
+        known = set(self.vocabulary.characters)
+        self.extra = [
+            document
+            for document in extra
+            if known.issuperset(document)
+            and opening(document) not in hidden_openings
+            and hidden_lines.isdisjoint(verse_lines(document))
+            and not any(probe in document for probe in long_probes)
+        ]
+
+    @property
+    def seen(self) -> list[str]:
+        """All that the model reads in a training."""
+        return [*self.train, *self.extra]

@@ -1,7 +1,9 @@
-"""Build data/poems.txt, the regular poems of the Quan Tang Shi, from the package chinese-poetry.
+"""Build the corpus from the package chinese-poetry: data/poems.txt, the regular poems of the Quan Tang
+Shi, and data/extra_poems.txt, its other poems, which are trained on but never held out.
 
-    python -m data.prepare                  fetch the package with npm and write data/poems.txt
+    python -m data.prepare                  fetch the package with npm and write both files
     python -m data.prepare --source DIR     the same from a folder that holds the unpacked package
+    python -m data.prepare --out FILE       the regular poems alone, to another file
     python -m data.prepare --all            poems of every form, to data/poems_all.txt
 
 One poem a line, in simplified characters, punctuated by ， and 。 only. Each run prints what every
@@ -25,7 +27,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from data.corpus import ALL_POEMS, POEMS
+from data.corpus import ALL_POEMS, EXTRA_POEMS, POEMS
 from data.vocabulary import DataError
 
 PACKAGE = "chinese-poetry@2.0.1"
@@ -85,6 +87,7 @@ RULES = (
     "exact duplicates",
     "same first couplet",
     "near-duplicates",
+    "characters that poems.txt does not have",
 )
 
 # Cleaning one poem
@@ -300,11 +303,14 @@ class Build(NamedTuple):
     mended: Counter[str]
 
 
-def build(source: Iterable[tuple[int, str]], every_form: bool = False) -> Build:
+def build(
+    source: Iterable[tuple[int, str]], every_form: bool = False, beside: Sequence[str] = ()
+) -> Build:
     """The corpus from the poems of `read_poems`, in their order.
 
     Regular poems of the Quan Tang Shi, or with `every_form` all poems of at least two lines, those
-    of the supplements too.
+    of the supplements too. `beside` are poems that another file has: versions of them are dropped,
+    and what has characters that they do not have.
     """
     convert = converter()
     dropped: Counter[str] = Counter()
@@ -334,7 +340,13 @@ def build(source: Iterable[tuple[int, str]], every_form: bool = False) -> Build:
             sound.append(simple)
             continue
         dropped[reason] += 1
-    return Build(drop_versions(sound, dropped), dropped, mended)
+    poems = drop_versions([*beside, *sound], dropped)[len(beside) :]
+    if beside:
+        known = set("".join(beside))
+        strange = [poem for poem in poems if not known.issuperset(poem)]
+        dropped["characters that poems.txt does not have"] = len(strange)
+        poems = [poem for poem in poems if known.issuperset(poem)]
+    return Build(poems, dropped, mended)
 
 
 def write(path: Path, text: str) -> None:
@@ -379,8 +391,8 @@ class Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser(prog="prepare.py", description="Build the corpus from its source package.")
     parser.add_argument("--source", type=Path, metavar="DIR", help="folder of the unpacked package")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="where to write the poems")
-    parser.add_argument("--all", action="store_true", help="poems of every form, not only regular")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where to write the poems alone")
+    parser.add_argument("--all", action="store_true", help="poems of every form, in one file")
     options = parser.parse_args(arguments)
     out = options.out or (ALL_POEMS if options.all else POEMS)
     if hasattr(sys.stdout, "reconfigure"):
@@ -391,22 +403,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise DataError(f"{out.parent} is no folder: choose another --out")
         with tempfile.TemporaryDirectory() as folder:
             source = read_poems(options.source or fetch(Path(folder)))
-        corpus = build(source, every_form=options.all)
-        text = "".join(f"{poem}\n" for poem in corpus.poems)
-        write(out, text)
+        poems = build(source, every_form=options.all)
+        text = keep(poems, out, len(source))
         if out.resolve() == POEMS.resolve() and not options.all:
             table = dict(sorted(variant_table(text).items()))
             write(
                 VARIANTS_FILE, json.dumps(table, ensure_ascii=False, separators=(",", ":")) + "\n"
             )
+            print("\nPoems of other forms and of the supplements, beside those:")
+            keep(build(source, True, beside=poems.poems), EXTRA_POEMS, len(source))
     except DataError as error:
         print(f"prepare.py: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
-    print(report(len(source), corpus))
-    print(f"{out}: sha256 {sha256(text.encode()).hexdigest()}")
     return 0
+
+
+def keep(corpus: Build, path: Path, total: int) -> str:
+    """Write a corpus, one poem a line, and print its table; returns the file's text."""
+    text = "".join(f"{poem}\n" for poem in corpus.poems)
+    write(path, text)
+    print(report(total, corpus))
+    print(f"{path}: sha256 {sha256(text.encode()).hexdigest()}")
+    return text
 
 
 if __name__ == "__main__":

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
-from data.corpus import Corpus, read_documents
+from data.corpus import Corpus, read_texts
 from data.vocabulary import DataError
-
-ROOT = Path(__file__).parent.parent
 
 
 def corpus_of(state: dict[str, Any]) -> Corpus:
     """The documents of a checkpoint's state, parted as its training did. Raises DataError where
     they are gone or are no longer the same."""
     settings = state["config"]
-    path = Path(settings["data"])
-    documents = read_documents(path if path.exists() else ROOT / path)
-    if sha256("\n".join(documents).encode()).hexdigest() != state["data_sha256"]:
-        raise DataError(f"{path} is no longer the text that the model was trained on: train anew")
-    return Corpus(documents, settings["fold"], settings["probes"])
+    documents, extra, digest = read_texts(settings["data"], settings["extra_data"])
+    if digest != state["data_sha256"]:
+        names = " or ".join(filter(None, (settings["data"], settings["extra_data"])))
+        raise DataError(f"{names} is no longer the text that the model was trained on: train anew")
+    return Corpus(documents, settings["fold"], settings["probes"], extra)

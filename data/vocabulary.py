@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
+import numpy as np
+
 BOUNDARY = "\n"  # starts and ends each document: id 0, and the only character that is not text
 VARIANTS = Path(__file__).with_name("variants.json")
 
@@ -36,6 +38,7 @@ class Vocabulary:
         self._ids = {character: i for i, character in enumerate(self.characters)}
         if len(self._ids) != len(self.characters):
             raise DataError("a vocabulary holds each character once")
+        self._table: np.ndarray | None = None  # code point -> id
 
     @classmethod
     def of(cls, documents: Iterable[str]) -> Vocabulary:
@@ -59,6 +62,16 @@ class Vocabulary:
             return [self._ids[character] for character in text]
         except KeyError as error:
             raise UnknownCharacterError(self._explain(text, error.args[0])) from None
+
+    def encode_array(self, text: str) -> np.ndarray:
+        """`encode` for a whole corpus: a hundred times as fast, ids (len(text),) as int32."""
+        if self._table is None:
+            self._table = np.full(0x110000, -1, np.int32)
+            self._table[[ord(character) for character in self.characters]] = range(len(self))
+        ids = self._table[np.frombuffer(text.encode("utf-32-le"), "<u4")]
+        if len(ids) and ids.min() < 0:
+            self.encode(text)  # says which one is unknown
+        return ids
 
     def _explain(self, text: str, character: str) -> str:
         shown = character if character.isprintable() else "an invisible character"

@@ -30,7 +30,15 @@ KINDS = {  # what all readers use
     "val_loss": float,
     "val_step": int,
 }
-SETTINGS = ("data", "fold", "probes", "seed", "max_iters", "batch_size")  # of its "config"
+SETTINGS = (
+    "data",
+    "extra_data",
+    "fold",
+    "probes",
+    "seed",
+    "max_iters",
+    "batch_size",
+)  # of "config"
 
 
 class CheckpointError(ValueError):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from data.batches import IGNORE, SLACK, Batches
+from data.batches import IGNORE, SLACK, Batches, TrainingBatches
 from data.corpus import POEMS, Corpus, read_documents
 from data.vocabulary import DataError, Vocabulary
 
@@ -105,3 +105,37 @@ def test_ids_beyond_16_bits_are_kept():
 def test_nothing_to_make_batches_of():
     with pytest.raises(DataError):
         Batches([], Vocabulary("\n月"), 8, 24)
+
+
+# With extra documents
+
+
+def seen(these: TrainingBatches, vocabulary: Vocabulary, steps) -> Counter:
+    return Counter(
+        inputs for step in steps for inputs, _ in read(vocabulary, *these.batch(7, step))
+    )
+
+
+def test_extra_documents_are_read_too_until_the_last_epoch():
+    extra = ["光明月前床", "月月月月"]
+    vocabulary = Vocabulary.of(MIXED)
+    alone = Batches(MIXED, vocabulary, 8, 24)
+    whole = Batches(MIXED + extra, vocabulary, 8, 24)
+    steps = 2 * len(whole) + len(alone)
+    these = TrainingBatches(MIXED, extra, vocabulary, 8, 24, steps)
+    of_documents = Counter(pair[0] for d in MIXED for pair in windows(d, 8))
+    of_extra = Counter(pair[0] for d in extra for pair in windows(d, 8))
+    for epoch in range(2):
+        some = range(epoch * len(whole), (epoch + 1) * len(whole))
+        assert seen(these, vocabulary, some) == of_documents + of_extra
+    assert seen(these, vocabulary, range(2 * len(whole), steps)) == of_documents
+
+
+@pytest.mark.parametrize(("extra", "shorter"), [(["光明月前床"], 0), ([], 1)])
+def test_a_short_training_reads_its_documents_alone(extra, shorter):
+    vocabulary = Vocabulary.of(MIXED)
+    alone = Batches(MIXED, vocabulary, 8, 24)
+    these = TrainingBatches(MIXED, extra, vocabulary, 8, 24, len(alone) - shorter)
+    for step in range(2 * len(alone)):
+        for one, other in zip(these.batch(3, step), alone.shuffled(3, step), strict=True):
+            assert torch.equal(one, other)

@@ -39,6 +39,7 @@ def state() -> dict:
         "model": model.state_dict(),
         "config": {
             "data": "poems.txt",
+            "extra_data": "",
             "fold": 0,
             "probes": [],
             "seed": 1,

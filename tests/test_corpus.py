@@ -1,13 +1,14 @@
 """Reading texts, the vocabulary, and the split, which must never let a poem slip across."""
 
 import random
-from collections import Counter
+import re
+from collections import Counter, defaultdict
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.corpus import FOLDS, POEMS, Corpus, opening, read_documents, verse_lines
+from data.corpus import EXTRA_POEMS, FOLDS, POEMS, Corpus, opening, read_documents, verse_lines
 from data.vocabulary import DataError, UnknownCharacterError, Vocabulary
 from tests.conftest import PROBE
 
@@ -125,6 +126,19 @@ def test_what_is_no_vocabulary(characters):
         Vocabulary(characters)
 
 
+@settings(deadline=None)
+@given(st.text(st.sampled_from("\n床前明月光🌙\u0301天地"), max_size=40))
+def test_a_whole_text_is_encoded_as_character_by_character(text):
+    vocabulary = Vocabulary(["\n", *"床前明月光🌙\u0301"])
+    try:
+        expected = vocabulary.encode(text)
+    except UnknownCharacterError as error:
+        with pytest.raises(UnknownCharacterError, match=re.escape(str(error))):
+            vocabulary.encode_array(text)
+    else:
+        assert vocabulary.encode_array(text).tolist() == expected
+
+
 # Split
 
 FILLING = [f"{n}，。" for n in range(200)]
@@ -209,3 +223,49 @@ def test_the_opening_and_the_lines_of_a_poem():
 def test_a_text_that_cannot_be_parted(documents):
     with pytest.raises(DataError, match="too few documents"):
         Corpus(documents)
+
+
+# Extra documents
+
+
+def test_extra_documents_leave_the_split_and_the_vocabulary_as_they_are(poems):
+    some = poems[:400]
+    for extra in ([], poems[400:800]):
+        corpus = Corpus(some, 3, [PROBE], extra)
+        assert dict.fromkeys(corpus.train, False) | dict.fromkeys(corpus.val, True) == sides(
+            some, 3, [PROBE]
+        )
+        assert corpus.vocabulary.characters == Vocabulary.of(some).characters
+    assert 0 < len(corpus.extra) < 400  # the others have characters that the first 400 do not have
+
+
+@pytest.mark.parametrize(
+    "version",
+    [
+        "{0}",
+        "{0}别有天地非人间。",
+        "天地一沙鸥，{1}。",  # a line of it
+        "低头思故乡，天地一沙鸥。",  # a line of the probe
+        "天地一沙鸥，鬱鬱涧底松。",  # 鬱 is not in the text
+    ],
+)
+def test_no_extra_document_has_to_do_with_a_held_out_one(poems, version):
+    some = [*poems[:300], "别有天地非人间，一沙鸥头涧底松。"]
+    held_out = Corpus(some, 3, [PROBE]).val[5]
+    document = version.format(held_out, held_out.split("，")[0])
+    other = "天地一沙鸥，涧底松非人。"
+    assert Corpus(some, 3, [PROBE], [other, document]).extra == [other]
+
+
+def test_the_shipped_extra_poems_are_no_versions_of_shipped_ones(poems):
+    extra = read_documents(EXTRA_POEMS)
+    assert len(set(extra)) == len(extra) and set("".join(extra)) <= set("".join(poems))
+    lines_of = [set(re.findall("[^，。]+", poem)) for poem in poems]
+    having = defaultdict(set)
+    for i, lines in enumerate(lines_of):
+        for line in lines:
+            having[line].add(i)
+    for poem in extra:
+        lines = set(re.findall("[^，。]+", poem))
+        shared = Counter(i for line in lines for i in having[line])
+        assert all(2 * n < min(len(lines), len(lines_of[i])) for i, n in shared.items()), poem

@@ -82,6 +82,23 @@ def test_supplements_and_other_forms_come_with_all(convert):
     assert kept("牀前看月光。", every_form=True) == []  # a single line
 
 
+def test_what_another_file_has_is_not_taken_again(convert):
+    longer = "举头望山月，低头思故乡。床前看月光，霜光月上山。" * 2
+    here = prepare.build([(0, POEM), (0, longer), (50000, longer[:-1]), (0, "舉頭望明月，低頭。")])
+    assert here.poems == [POEM]
+    extra = prepare.build(
+        [(0, POEM), (50000, OTHER), (0, POEM + longer), (0, "月光月光，霜。")],
+        every_form=True,
+        beside=[POEM],
+    )
+    assert extra.poems == ["月光月光，霜。"]
+    assert extra.dropped == {
+        "exact duplicates": 1,
+        "same first couplet": 1,
+        "characters that poems.txt does not have": 1,
+    }
+
+
 # Characters
 
 
@@ -226,8 +243,12 @@ def test_rebuild_gives_the_shipped_bytes(convert, tmp_path):
             raise
         pytest.skip(str(error))
     source = prepare.read_poems(folder)
-    text = "".join(f"{poem}\n" for poem in prepare.build(source).poems)
-    assert sha256(text.encode()).hexdigest() == sha256(prepare.POEMS.read_bytes()).hexdigest()
+    regular = prepare.build(source).poems
+    extra = prepare.build(source, every_form=True, beside=regular).poems
+    for poems, path in ((regular, prepare.POEMS), (extra, prepare.EXTRA_POEMS)):
+        text = "".join(f"{poem}\n" for poem in poems)
+        assert sha256(text.encode()).hexdigest() == sha256(path.read_bytes()).hexdigest()
+    text = "".join(regular)
     shipped = json.loads(prepare.VARIANTS_FILE.read_text(encoding="utf-8"))
     assert prepare.variant_table(text) == shipped
 
@@ -276,11 +297,13 @@ def test_variants_lead_into_the_corpus(poems):
 
 def test_readme_states_what_is_shipped(poems):
     readme = (prepare.FOLDER / "README.md").read_text(encoding="utf-8")
-    data = prepare.POEMS.read_bytes()
-    assert sha256(data).hexdigest() in readme and b"\r" not in data and data.endswith(b"\n")
-    text = "".join(poems)
-    for number in (len(poems), len(text), len(set(text))):
-        assert f"{number:,}" in readme
+    for path in (prepare.POEMS, prepare.EXTRA_POEMS):
+        data = path.read_bytes()
+        assert sha256(data).hexdigest() in readme and b"\r" not in data and data.endswith(b"\n")
+        lines = data.decode().splitlines()
+        text = "".join(lines)
+        for number in (len(lines), len(text), len(set(text))):
+            assert f"{number:,}" in readme
     shapes = Counter(prepare.form(prepare.verses(poem)) for poem in poems)
     for name, number in shapes.items():
         assert re.search(rf"{name} \|.*\| {number:,} \|", readme)

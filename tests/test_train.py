@@ -16,7 +16,9 @@ import torch
 
 from data.baselines import unigram_and_bigram
 from data.batches import Batches
-from data.corpus import Corpus, read_documents
+from data.corpus import EXTRA_POEMS, Corpus, read_documents
+from data.trained_on import corpus_of
+from data.vocabulary import DataError
 from maps.capture import capture, load_map, map_path, saved_maps
 from model.checkpoint import load_checkpoint, load_model
 from tests.conftest import (
@@ -69,7 +71,7 @@ def test_another_seed_gives_another_training(tiny_run, tiny_flags, tmp_path):
 
 
 def test_half_and_half_equals_the_whole_to_the_last_bit(tiny_flags, tmp_path):
-    # Over an epoch's end (25 batches), with dropout, and with a pause that is no round step.
+    # Over an epoch's end (31 batches), with dropout, and with a pause that is no round step.
     long = ["--dropout=0.2", "--eval_interval=9", "--lr_decay_iters=36"]
     whole = train(tmp_path / "whole", tiny_flags, *long, "--max_iters=36")
     train(tmp_path / "parts", tiny_flags, *long, "--max_iters=18")
@@ -79,6 +81,27 @@ def test_half_and_half_equals_the_whole_to_the_last_bit(tiny_flags, tmp_path):
     assert unfinished == [{**line, "val_loss": None} for line in metrics(tmp_path / "whole")]
     assert metrics(tmp_path / "parts") == metrics(tmp_path / "whole")
     assert equal_maps(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_extra_poems_are_read_and_a_pause_beside_them_changes_nothing(tiny_flags, tmp_path):
+    # An epoch has 31 batches: steps 1 to 5 read both texts, the others the poems alone.
+    extra = tmp_path / "extra.txt"
+    poems = read_documents(EXTRA_POEMS)[:400]
+    extra.write_text("\n".join(poems), encoding="utf-8")
+    these = ["--lr_decay_iters=36", f"--extra_data={extra}"]
+    whole = train(tmp_path / "whole", tiny_flags, *these, "--max_iters=6")
+    train(tmp_path / "parts", tiny_flags, *these, "--max_iters=3")
+    parts = train(tmp_path / "parts", tiny_flags, *these, "--max_iters=6", "--resume")
+    assert same(trained(whole), trained(parts))
+    without = train(tmp_path / "without", tiny_flags, "--lr_decay_iters=36", "--max_iters=6")
+    assert not same(without["model"], whole["model"])
+    corpus = corpus_of(whole)
+    assert corpus.extra and corpus.train == corpus_of(without).train
+    extra.write_text("\n".join(poems[1:]), encoding="utf-8")
+    with pytest.raises(DataError, match="no longer the text"):
+        corpus_of(whole)
+    outcome = run_script("train.py", "--resume", f"--out_dir={tmp_path / 'whole'}", "--max_iters=9")
+    assert outcome.code == 2 and "text in data" in outcome.err
 
 
 @pytest.mark.parametrize("at", [0, 7, 12])
