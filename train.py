@@ -225,7 +225,7 @@ def parse(argv: list[str]) -> tuple[TrainConfig, bool, bool]:
     if resume and overwrite:
         raise UsageError("--resume and --overwrite exclude each other: take one")
     settings = read_settings(DEFAULT if path is None else path, TrainConfig)
-    if not resume and flags.get("data", settings.get("data")) != settings.get("data"):
+    if flags.get("data", settings.get("data")) != settings.get("data"):
         settings.pop("probes", None)  # they belong to the config's own text
         settings.pop("extra_data", None)
     settings |= flags

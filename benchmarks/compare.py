@@ -4,7 +4,9 @@ Trainings run in turn, each alone in a fresh process. Ours takes the output laye
 reference whole: the ratio of speeds is of trainings, the share of the peak of the arithmetic done.
 Their clock is that of their steps, making batches included; evaluations, maps, checkpoints and
 starting are left out for both, and starting is measured by itself. Both are judged on every character
-of the same held-out poems.
+of the same held-out poems. The reference reads the regular poems alone, which is better for it (5.167
+nats) than the extra ones too (EXTRA); ours reads these too until its last epoch, and beside that
+stands what it reaches with the regular poems alone.
 """
 
 from __future__ import annotations
@@ -123,21 +125,21 @@ def quality(seeds: int, reference_steps: int, default: dict[str, int]) -> Rows:
         settings = {"max_iters": 16 * part, "lr_decay_iters": whole.steps, "eval_interval": part}
         beginning = train(OUT / "beginning", **settings)[0]
     step_s = whole.total_s / whole.steps
-    peers, equal, tenth = [], [], []
+    peers, equal, alone, tenth = [], [], [], []
     for seed in range(1, seeds + 1):
         say(f"seed {seed} of {seeds}: the reference ...")
         settings = {"max_iters": reference_steps, "seed": seed}
         settings["eval_interval"] = reference_steps // (5 if seed == 1 else 1)
         peers.append(reference(OUT / f"reference_{seed}", **settings)[0])
         seconds = mean(log.total_s for log in peers)
-        for share, logs in ((1, equal), (10, tenth)):
+        for share, logs, more in ((1, equal, {}), (1, alone, {"extra_data": ""}), (10, tenth, {})):
             steps = max(1, round(seconds / share / step_s))
             say(f"seed {seed} of {seeds}: ours in {seconds / share:.0f} s, {steps:,} steps ...")
             settings = {"max_iters": steps, "eval_interval": steps, "eval_batches": 1, "seed": seed}
-            logs.append(train(OUT / f"ours_{seed}_{share}", **settings)[0])
+            logs.append(train(OUT / f"ours_{seed}_{share}", **settings, **more)[0])
     if not default:
         plot(PICTURE, peers, [whole, *equal])
-    return judge(whole, beginning, memory, peers, equal, tenth)
+    return judge(whole, beginning, memory, peers, equal, alone, tenth)
 
 
 def judge(
@@ -146,14 +148,21 @@ def judge(
     memory: Memory,
     peers: list[Log],
     equal: list[Log],
+    alone: list[Log],
     tenth: list[Log],
 ) -> Rows:
     """The rows on quality and memory."""
     seconds, goal = mean(log.total_s for log in peers), mean(log.losses[-1] for log in peers)
     reached = beginning.time_to(goal) or whole.time_to(goal)
     on_the_way = "not reached" if reached is None else f"{reached:.0f} s, {reached / seconds:.3f}"
-    gaps = [a.losses[-1] - b.losses[-1] for a, b in zip(peers, equal, strict=True)]
-    early = [a.losses[-1] - b.losses[-1] for a, b in zip(peers, tenth, strict=True)]
+
+    def below(logs: list[Log]) -> str:
+        gaps = [a.losses[-1] - b.losses[-1] for a, b in zip(peers, logs, strict=True)]
+        return f"{mean(gaps):.3f} (worst {min(gaps):.3f})"
+
+    def taken(logs: list[Log]) -> str:
+        return f"{mean(log.total_s for log in logs):.1f} s, {spread(logs)}"
+
     return [
         ("reference: time, loss", f"{seconds:.0f} s, {spread(peers)}", ""),
         ("ours, default: time, loss", f"{whole.total_s:.0f} s, {whole.losses[-1]:.3f}", ""),
@@ -164,24 +173,14 @@ def judge(
         ),
         (
             "ours in a tenth of the reference's time (fewer steps): time, loss",
-            f"{mean(log.total_s for log in tenth):.1f} s, {spread(tenth)}",
+            taken(tenth),
             "",
         ),
-        (
-            "nats below the reference then",
-            f"{mean(early):.3f} (worst {min(early):.3f})",
-            "at least 0",
-        ),
-        (
-            "ours in the reference's time: time, loss",
-            f"{mean(log.total_s for log in equal):.0f} s, {spread(equal)}",
-            "",
-        ),
-        (
-            "nats below the reference then",
-            f"{mean(gaps):.3f} (worst {min(gaps):.3f})",
-            "at least 1.05",
-        ),
+        ("nats below the reference then", below(tenth), "at least 0"),
+        ("ours in the reference's time: time, loss", taken(equal), ""),
+        ("nats below the reference then", below(equal), "at least 1.05"),
+        ("ours in that time, regular poems alone: time, loss", taken(alone), ""),
+        ("nats below the reference then", below(alone), "at least 1.05"),
         ("main memory of the default training, peak", megabytes(memory.peak), "at most 600 MB"),
         ("its rise in the second half", megabytes(memory.rise()), "0"),
     ]

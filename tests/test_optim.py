@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from model import optim
 from model.gpt import GPT, GPTConfig
 from model.optim import AdamW, Muon, make_optimizers, orthogonalize, schedule
 
@@ -14,7 +15,9 @@ SHAPES = [(24, 8), (24, 8), (8, 8), (8, 32), (32, 8), (8, 32)]
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
-def test_muon_takes_the_steps_of_torchs_muon(weight_decay):
+def test_muon_takes_the_steps_of_torchs_muon(weight_decay, monkeypatch):
+    monkeypatch.setattr(optim, "QUINTICS", 5 * [(3.4445, -4.7750, 2.0315)])  # torch's
+    monkeypatch.setattr(optim, "MARGIN", 1)
     torch.manual_seed(0)
     ours = [nn.Parameter(torch.randn(shape)) for shape in SHAPES]
     theirs = [nn.Parameter(p.detach().clone()) for p in ours]
@@ -108,6 +111,23 @@ def test_muon_leaves_parameters_without_gradient_alone():
     assert torch.equal(unused, torch.ones(4, 4)) and not torch.equal(p, torch.ones(4, 4))
 
 
+def test_the_quintics_end_near_one():
+    x = torch.linspace(0.01, 1, 100_000, dtype=torch.float64)
+    for a, b, c in optim.QUINTICS:
+        x = a * x + b * x**3 + c * x**5
+    assert x.min() > 0.729 and x.max() < 1.271
+    # Each is the best for its interval: the error touches its bound, up and down, four times.
+    low, high = 0.01, 1.0
+    for a, b, c in optim.QUINTICS:
+        x = torch.linspace(low, high, 100_000, dtype=torch.float64)
+        error = a * x + b * x**3 + c * x**5 - 1
+        turns = (error.diff().sign().diff() != 0).nonzero().squeeze(1) + 1
+        extremes = error[torch.cat([torch.tensor([0]), turns, torch.tensor([-1])])]
+        assert len(extremes) == 4 and (extremes.sign().diff() != 0).all()
+        torch.testing.assert_close(extremes.abs(), error.abs().max().expand(4), rtol=0, atol=2e-3)
+        low, high = 1 + error.min().item(), 1 + error.max().item()
+
+
 @pytest.mark.parametrize("shape", [(3, 8, 8), (2, 8, 32), (2, 32, 8)])
 def test_orthogonalize_keeps_singular_vectors_and_evens_their_values(shape):
     torch.manual_seed(0)
@@ -118,6 +138,13 @@ def test_orthogonalize_keeps_singular_vectors_and_evens_their_values(shape):
     u, _, vh = torch.linalg.svd(g, full_matrices=False)
     assert torch.linalg.svdvals(u.mT @ x @ vh.mT).allclose(values, atol=0.02)
     assert (torch.diagonal(u.mT @ x @ vh.mT, dim1=-2, dim2=-1) > 0.2).all()  # none turned over
+
+
+def test_a_matrix_with_one_direction_is_not_blown_up():
+    torch.manual_seed(0)
+    g = torch.randn(500, 16, 1) @ torch.randn(500, 1, 16)
+    largest = torch.linalg.svdvals(orthogonalize(g).float())[:, 0]
+    assert largest.max() < 1.4 and largest.min() > 0.6
 
 
 def test_every_parameter_has_one_optimizer_and_keeps_its_peak():
