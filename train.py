@@ -68,7 +68,9 @@ class TrainConfig:
     out_dir: str = setting("out/tang", "folder for the checkpoint, the log and the maps")
     data: str = setting("data/poems.txt", "UTF-8 text, one document a line")
     extra_data: str = setting(
-        "", "a second text, of which nothing is held out; the last epoch is without it"
+        "",
+        "a second text, read until the last epoch and never held out; documents with characters that "
+        "data lacks, or with a line of a held-out one, are left out",
     )
     fold: int = setting(0, "which tenth of the documents is held out, 0 to 9")
     probes: tuple[str, ...] = setting(
@@ -85,7 +87,9 @@ class TrainConfig:
     max_iters: int = setting(1800, "training steps")
     batch_size: int = setting(2304, "characters in a step, about")
     accumulation: int = setting(1, "parts that a batch is cut into to save memory")
-    lr_decay_iters: int = setting(0, "steps of the learning rate's course, 0: max_iters")
+    lr_decay_iters: int = setting(
+        0, "steps of the learning rate's course and of extra_data's, 0: max_iters"
+    )
     learning_rate: float = setting(1e-2, "peak for the output layer (AdamW)")
     embedding_learning_rate: float = setting(0.2, "peak for the embedding (AdamW)")
     muon_learning_rate: float = setting(2e-2, "peak for the blocks (Muon; distances AdamW)")
@@ -249,7 +253,7 @@ def check_same(config: TrainConfig, digest: str, state: dict) -> None:
     )
     pairs = {name: (state["config"].get(name), getattr(config, name)) for name in names.split()}
     pairs["probes"] = tuple(tuple(probes or ()) for probes in pairs["probes"])
-    pairs["text in data"] = (state.get("data_sha256"), digest)
+    pairs["text in data or extra_data"] = (state.get("data_sha256"), digest)
     differing = [
         f"{name} (was {was}, is {now})" for name, (was, now) in pairs.items() if was != now
     ]
@@ -370,7 +374,10 @@ def main(argv: list[str]) -> int:
     bar = tqdm(total=config.max_iters, initial=step, unit="step", disable=not (first and TERMINAL))
     if first:
         parameters = sum(p.numel() for p in model.parameters())
-        more = f" and {len(corpus.extra):,} extra ones" if corpus.extra else ""
+        more = ""
+        if extra:
+            number = f"{len(corpus.extra):,} of {len(extra):,} extra ones"
+            more = f" with {number} until step {train_set.switch:,}"
         say(
             f"{len(corpus.train):,} documents to train on{more}, {len(corpus.val):,} held out, "
             f"{len(vocabulary):,} characters; {parameters:,} parameters; {device}, "

@@ -136,7 +136,8 @@ def quality(seeds: int, reference_steps: int, default: dict[str, int]) -> Rows:
             steps = max(1, round(seconds / share / step_s))
             say(f"seed {seed} of {seeds}: ours in {seconds / share:.0f} s, {steps:,} steps ...")
             settings = {"max_iters": steps, "eval_interval": steps, "eval_batches": 1, "seed": seed}
-            logs.append(train(OUT / f"ours_{seed}_{share}", **settings, **more)[0])
+            name = f"ours_{seed}_{share}{'_alone' if more else ''}"
+            logs.append(train(OUT / name, **settings, **more)[0])
     if not default:
         plot(PICTURE, peers, [whole, *equal])
     return judge(whole, beginning, memory, peers, equal, alone, tenth)

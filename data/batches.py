@@ -100,8 +100,8 @@ class TrainingBatches:
     in arXiv:2407.21783 and arXiv:2406.03476). A training of an epoch or less never sees the extra
     ones.
 
-    `steps` is the length of the whole training. Which batch a step gets depends on the seed and the step
-    alone.
+    `steps` is the length of the whole training. Which batch a step gets depends on it, the seed and
+    the step alone. `switch` is the first step without the extra documents, 0 where they are not read.
     """
 
     def __init__(
@@ -114,12 +114,12 @@ class TrainingBatches:
         steps: int,
     ) -> None:
         self._alone = Batches(documents, vocabulary, block_size, batch_size)
-        self._switch = max(0, steps - len(self._alone)) if extra else 0
-        if self._switch:
+        self.switch = max(0, steps - len(self._alone)) if extra else 0
+        if self.switch:
             self._together = Batches([*documents, *extra], vocabulary, block_size, batch_size)
 
     def batch(self, seed: int, step: int) -> tuple[Tensor, Tensor]:
         """Inputs and targets of a step, each (B, T) long."""
-        if step < self._switch:
+        if step < self.switch:
             return self._together.shuffled(seed, step)
-        return self._alone.shuffled(seed, step - self._switch)
+        return self._alone.shuffled(seed, step - self.switch)

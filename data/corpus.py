@@ -49,7 +49,8 @@ def read_texts(data: str, extra_data: str = "") -> tuple[list[str], list[str], s
     digest of both. A path that does not exist is taken from the project's folder."""
     paths = [Path(name) for name in (data, extra_data) if name]
     texts = [read_documents(path if path.exists() else ROOT / path) for path in paths]
-    digest = sha256("\n".join(map("\n".join, texts)).encode()).hexdigest()
+    # No document has a NUL: it tells where the first text ends.
+    digest = sha256("\0".join(map("\n".join, texts)).encode()).hexdigest()
     return texts[0], texts[1] if extra_data else [], digest
 
 
@@ -93,12 +94,16 @@ class Corpus:
         long_probes = [probe for probe in probes if len(probe) >= LONG]
         probe_lines = set().union(*map(verse_lines, probes))
         probe_openings = {line[:1] for line in probe_lines}
+
+        def has_probe(document: str) -> bool:
+            return any(probe in document for probe in long_probes)
+
         for document in self.documents:
             digest = sha256(opening(document).encode()).digest()
             held_out = int.from_bytes(digest[:8], "big") % FOLDS == fold
             if not held_out and probe_openings.intersection(document):
                 held_out = not probe_lines.isdisjoint(verse_lines(document))
-            held_out = held_out or any(probe in document for probe in long_probes)
+            held_out = held_out or has_probe(document)
             (self.val if held_out else self.train).append(document)
         if not self.train or not self.val:
             side = "train on" if not self.train else "hold out"
@@ -107,7 +112,7 @@ class Corpus:
                 "or another fold"
             )
         hidden_openings = {opening(document) for document in self.val}
-        hidden_lines = probe_lines.union(*map(verse_lines, self.val)) if extra else probe_lines
+        hidden_lines = probe_lines.union(*map(verse_lines, self.val))
         known = set(self.vocabulary.characters)
         self.extra = [
             document
@@ -115,10 +120,10 @@ class Corpus:
             if known.issuperset(document)
             and opening(document) not in hidden_openings
             and hidden_lines.isdisjoint(verse_lines(document))
-            and not any(probe in document for probe in long_probes)
+            and not has_probe(document)
         ]
 
     @property
     def seen(self) -> list[str]:
-        """All that the model reads in a training."""
+        """All that a training of more than an epoch reads."""
         return [*self.train, *self.extra]

@@ -1,5 +1,6 @@
 """Build the corpus from the package chinese-poetry: data/poems.txt, the regular poems of the Quan Tang
-Shi, and data/extra_poems.txt, its other poems, which are trained on but never held out.
+Shi, and data/extra_poems.txt, its poems of other forms and those of its supplements, which are trained
+on but never held out.
 
     python -m data.prepare                  fetch the package with npm and write both files
     python -m data.prepare --source DIR     the same from a folder that holds the unpacked package
@@ -383,6 +384,15 @@ def report(total: int, corpus: Build) -> str:
     return "\n".join(f"{n:>9,}  {what}" if n != "" else f"{'':9}  {what}" for what, n in rows)
 
 
+def publish(corpus: Build, path: Path, total: int) -> str:
+    """Write a corpus, one poem a line, and print its table; returns the file's text."""
+    text = "".join(f"{poem}\n" for poem in corpus.poems)
+    write(path, text)
+    print(report(total, corpus))
+    print(f"{path}: sha256 {sha256(text.encode()).hexdigest()}")
+    return text
+
+
 class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message}\n")
@@ -391,7 +401,7 @@ class Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser(prog="prepare.py", description="Build the corpus from its source package.")
     parser.add_argument("--source", type=Path, metavar="DIR", help="folder of the unpacked package")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="where to write the poems alone")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write only these poems, to here")
     parser.add_argument("--all", action="store_true", help="poems of every form, in one file")
     options = parser.parse_args(arguments)
     out = options.out or (ALL_POEMS if options.all else POEMS)
@@ -403,30 +413,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise DataError(f"{out.parent} is no folder: choose another --out")
         with tempfile.TemporaryDirectory() as folder:
             source = read_poems(options.source or fetch(Path(folder)))
-        poems = build(source, every_form=options.all)
-        text = keep(poems, out, len(source))
+        corpus = build(source, every_form=options.all)
+        text = publish(corpus, out, len(source))
         if out.resolve() == POEMS.resolve() and not options.all:
             table = dict(sorted(variant_table(text).items()))
             write(
                 VARIANTS_FILE, json.dumps(table, ensure_ascii=False, separators=(",", ":")) + "\n"
             )
             print("\nPoems of other forms and of the supplements, beside those:")
-            keep(build(source, True, beside=poems.poems), EXTRA_POEMS, len(source))
+            publish(build(source, True, beside=corpus.poems), EXTRA_POEMS, len(source))
     except DataError as error:
         print(f"prepare.py: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
     return 0
-
-
-def keep(corpus: Build, path: Path, total: int) -> str:
-    """Write a corpus, one poem a line, and print its table; returns the file's text."""
-    text = "".join(f"{poem}\n" for poem in corpus.poems)
-    write(path, text)
-    print(report(total, corpus))
-    print(f"{path}: sha256 {sha256(text.encode()).hexdigest()}")
-    return text
 
 
 if __name__ == "__main__":

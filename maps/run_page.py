@@ -152,6 +152,7 @@ def write_run_page(
     shown = {name: "".join(found[-1].tokens[1:]) for name, found in maps.items()}
     config = state["model_config"] | state["config"]
     names = ["n_layer", "n_head", "n_embd", "max_iters", "batch_size", "fold", "seed", "data"]
+    names += ["extra_data"] if config["extra_data"] else []
     data = {
         "title": _title(out_dir),
         "run": {

@@ -131,7 +131,7 @@ def test_extra_documents_are_read_too_until_the_last_epoch():
     assert seen(these, vocabulary, range(2 * len(whole), steps)) == of_documents
 
 
-@pytest.mark.parametrize(("extra", "shorter"), [(["光明月前床"], 0), ([], 1)])
+@pytest.mark.parametrize(("extra", "shorter"), [(["光明月前床"], 0), (["光明月前床"], 3), ([], -3)])
 def test_a_short_training_reads_its_documents_alone(extra, shorter):
     vocabulary = Vocabulary.of(MIXED)
     alone = Batches(MIXED, vocabulary, 8, 24)

@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.corpus import EXTRA_POEMS, FOLDS, POEMS, Corpus, opening, read_documents, verse_lines
+from data.corpus import (
+    EXTRA_POEMS,
+    FOLDS,
+    POEMS,
+    Corpus,
+    opening,
+    read_documents,
+    read_texts,
+    verse_lines,
+)
 from data.vocabulary import DataError, UnknownCharacterError, Vocabulary
 from tests.conftest import PROBE
 
@@ -255,6 +264,26 @@ def test_no_extra_document_has_to_do_with_a_held_out_one(poems, version):
     document = version.format(held_out, held_out.split("，")[0])
     other = "天地一沙鸥，涧底松非人。"
     assert Corpus(some, 3, [PROBE], [other, document]).extra == [other]
+
+
+def test_extra_documents_in_another_script():
+    words = [f"{n} words of the moon, with some light" for n in range(300)]
+    probe = "words of the sun, with some light"
+    held_out = Corpus(words, 3, [probe]).val[0]
+    extra = [held_out, f"50 {probe}", "1 sun of words"]
+    assert Corpus([*words, "u"], 3, [probe], extra).extra == ["1 sun of words"]
+
+
+def test_moving_a_document_from_one_text_to_the_other_is_noticed(tmp_path):
+    digests = set()
+    for data, extra in (("一\n二\n", "三\n"), ("一\n", "二\n三\n"), ("一\n二\n三\n", None)):
+        (tmp_path / "data.txt").write_text(data, encoding="utf-8")
+        (tmp_path / "extra.txt").write_text(extra or "", encoding="utf-8")
+        names = [str(tmp_path / "data.txt"), str(tmp_path / "extra.txt") if extra else ""]
+        documents, more, digest = read_texts(*names)
+        assert "".join(documents + more) == "一二三"
+        digests.add(digest)
+    assert len(digests) == 3
 
 
 def test_the_shipped_extra_poems_are_no_versions_of_shipped_ones(poems):

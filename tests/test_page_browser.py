@@ -188,6 +188,9 @@ def test_head_choice_in_the_grid_and_means(open_page):
     page.locator('.head[data-layer="1"][data-head="3"]').click()
     assert shown(page) == expected(FINAL[0, 2], LIGHT)
     expect(page.locator("#map-title")).to_have_text("第 1 层第 3 头标点")
+    scores = made_up_page()["atlas"][0][2]["scores"]
+    for score in scores.values():
+        expect(page.locator("#map-scores")).to_contain_text(f" {score:.1f}")
     mean = page.locator('[data-layer="1"][data-head="mean"]')
     for choose, plane in (
         (mean.click, FINAL[0].mean(0)),
@@ -276,6 +279,12 @@ def test_map_shows_the_cell_under_the_pointer(open_page):
         expect(tip).to_contain_text(f"{MAPS[0].weights[MEANING][query, key]:.3f}")
         expect(page.locator("#map-queries .pointed")).to_have_attribute("data-position", str(query))
         expect(page.locator("#map-keys .pointed")).to_have_attribute("data-position", str(key))
+    point(LIGHT, MOON)
+    expect(tip).to_be_visible()
+    page.mouse.wheel(0, 40)  # the map slides away under the pointer
+    expect(tip).to_be_hidden()
+    page.locator("#map").scroll_into_view_if_needed()
+    box = page.locator("#map").bounding_box()
     point(3, 9)  # not read yet
     expect(tip).to_be_hidden()
     expect(page.locator("#map-queries .asking")).to_have_attribute("data-position", str(LIGHT))

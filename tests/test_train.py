@@ -101,7 +101,7 @@ def test_extra_poems_are_read_and_a_pause_beside_them_changes_nothing(tiny_flags
     with pytest.raises(DataError, match="no longer the text"):
         corpus_of(whole)
     outcome = run_script("train.py", "--resume", f"--out_dir={tmp_path / 'whole'}", "--max_iters=9")
-    assert outcome.code == 2 and "text in data" in outcome.err
+    assert outcome.code == 2 and "text in data or extra_data" in outcome.err
 
 
 @pytest.mark.parametrize("at", [0, 7, 12])
@@ -286,7 +286,7 @@ def test_a_text_of_ones_own(tmp_path):
     [maps] = saved_maps(out_dir).values()
     assert "".join(load_map(maps[-1]).tokens[1:]) == probe
     config = tomllib.loads((out_dir / "config.toml").read_text(encoding="utf-8"))
-    assert config["probes"] == [probe]
+    assert config["probes"] == [probe] and config["extra_data"] == ""
     assert run_script("train.py", "--resume", f"--out_dir={out_dir}", "--max_iters=3").code == 0
 
 
