@@ -184,7 +184,9 @@ UNKNOWN_TEXTS = {  # a text with a character that no poem has: how the message n
 CASES = [
     # Text files
     train("missing text", "cannot read {tmp}/none.txt: No such file", "--data={tmp}/none.txt"),
-    train("missing extra text", "cannot read {tmp}/none.txt: No such", "--extra_data={tmp}/none.txt"),
+    train(
+        "missing extra text", "cannot read {tmp}/none.txt: No such", "--extra_data={tmp}/none.txt"
+    ),
     train("text below a file", "cannot read", "--data={bad}/single.txt/more"),
     train("folder as text", "cannot read {bad}/folder.txt", "--data={bad}/folder.txt"),
     train("name too long", "too long", f"--data={{tmp}}/{'n' * 300}"),

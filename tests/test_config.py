@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-import train
+import train_settings
 from command_line import (
     Parser,
     UsageError,
@@ -175,8 +175,12 @@ def test_any_flags_are_read_or_refused(argv):
 def test_defaults_yield_to_the_file_and_the_file_to_flags(tmp_path):
     path = tmp_path / "config.toml"
     path.write_text("n_layer = 5\nmax_iters = 7\n", encoding="utf-8")
-    config, resume, overwrite = train.parse([str(path), "--max_iters=9", "--overwrite"])
-    assert (config.n_layer, config.max_iters, config.n_head) == (5, 9, train.TrainConfig.n_head)
+    config, resume, overwrite = train_settings.parse([str(path), "--max_iters=9", "--overwrite"])
+    assert (config.n_layer, config.max_iters, config.n_head) == (
+        5,
+        9,
+        train_settings.TrainConfig.n_head,
+    )
     assert (resume, overwrite) == (False, True)
 
 
@@ -185,15 +189,17 @@ def test_shipped_configs_are_valid(name):
     path = ROOT / "configs" / f"{name}.toml"
     if not path.exists():
         pytest.skip(f"no {path.name}")
-    config, *_ = train.parse([str(path)])
+    config, *_ = train_settings.parse([str(path)])
     assert config.out_dir == f"out/{name}"
     assert all("\\" not in part for part in (config.out_dir, config.data))  # for every system
 
 
 def test_a_resumed_run_keeps_its_settings_but_for_flags(tmp_path):
-    former = dataclasses.replace(train.TrainConfig(), n_layer=2, max_iters=5, out_dir="elsewhere")
+    former = dataclasses.replace(
+        train_settings.TrainConfig(), n_layer=2, max_iters=5, out_dir="elsewhere"
+    )
     (tmp_path / "config.toml").write_text(to_toml(former), encoding="utf-8")
-    config, *_ = train.parse(["--resume", f"--out_dir={tmp_path}", "--max_iters=8"])
+    config, *_ = train_settings.parse(["--resume", f"--out_dir={tmp_path}", "--max_iters=8"])
     assert config == dataclasses.replace(former, max_iters=8, out_dir=str(tmp_path))
 
 
@@ -215,14 +221,14 @@ def test_a_resumed_run_keeps_its_settings_but_for_flags(tmp_path):
 )
 def test_values_are_checked(wrong, says):
     with pytest.raises(UsageError, match=says):
-        train.TrainConfig(**wrong)
+        train_settings.TrainConfig(**wrong)
 
 
 def test_every_setting_has_help_and_help_shows_it():
     outcome = run_script("train.py", "--help")
     shown = " ".join(outcome.out.split())
     assert outcome.code == 0
-    for field in dataclasses.fields(train.TrainConfig):
+    for field in dataclasses.fields(train_settings.TrainConfig):
         assert f"--{field.name} " in shown and field.metadata["help"].split()[0] in shown
 
 
@@ -302,6 +308,6 @@ def test_one_line_of_any_error():
 
 
 def test_toml_of_a_training_is_plain_toml(tmp_path):
-    text = to_toml(train.TrainConfig(probes=('引"号\\', "\x7f")))
+    text = to_toml(train_settings.TrainConfig(probes=('引"号\\', "\x7f")))
     found = tomllib.loads(text)
     assert found["probes"] == ['引"号\\', "\x7f"] and Path(found["out_dir"]) == Path("out/tang")
