@@ -307,7 +307,7 @@ def main(argv: list[str]) -> int:
                     f"step {step}: loss {mean:.3f}, val loss {val_loss:.3f}, {speed:,.0f} characters/s"
                 )
             train_loss, busy_s, busy_tokens = (0.0, 0), 0.0, 0
-        if step == config.max_iters:
+        if due and not baselines:
             baselines = counting_baselines(corpus)
         if due or stopping.signal:
             save()

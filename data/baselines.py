@@ -11,8 +11,13 @@ from data.vocabulary import BOUNDARY, Vocabulary
 
 def _ids(documents: Iterable[str], vocabulary: Vocabulary) -> np.ndarray:
     """All documents in one row, a boundary between them and at both ends."""
-    ids = vocabulary.encode_array(BOUNDARY + BOUNDARY.join(documents) + BOUNDARY)
-    return ids.astype(np.int64)  # products of two ids
+    return vocabulary.encode_array(BOUNDARY + BOUNDARY.join(documents) + BOUNDARY)
+
+
+def _pairs(ids: np.ndarray, V: int) -> np.ndarray:
+    """Each character with the one behind it as one number, in as few bytes as will do."""
+    dtype = np.uint32 if V <= 1 << 16 else np.uint64
+    return ids[:-1].astype(dtype) * dtype(V) + ids[1:].astype(dtype)
 
 
 def unigram_and_bigram(
@@ -27,10 +32,10 @@ def unigram_and_bigram(
     V = len(vocabulary)
     seen, unseen = _ids(train, vocabulary), _ids(val, vocabulary)
     unigram = (np.bincount(seen[1:], minlength=V) + 1.0) / (len(seen) - 1 + V)
-    pairs, counts = np.unique(seen[:-1] * V + seen[1:], return_counts=True)
+    pairs, counts = np.unique(_pairs(seen, V), return_counts=True)
     n = np.bincount(pairs // V, counts, minlength=V)
     k = np.bincount(pairs // V, minlength=V)
-    asked = unseen[:-1] * V + unseen[1:]
+    asked = _pairs(unseen, V)
     at = np.minimum(np.searchsorted(pairs, asked), len(pairs) - 1)
     count = np.where(pairs[at] == asked, counts[at], 0)
     context, following = unseen[:-1], unseen[1:]

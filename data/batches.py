@@ -31,31 +31,34 @@ class Batches:
     def __init__(
         self, documents: Iterable[str], vocabulary: Vocabulary, block_size: int, batch_size: int
     ) -> None:
-        rows: list[np.ndarray] = []
         documents = list(documents)
-        dtype = np.uint16 if len(vocabulary) <= 1 << 16 else np.uint32
+        if not documents:
+            raise DataError("no documents to make batches of")
         text = BOUNDARY + BOUNDARY.join(documents) + BOUNDARY
-        ids, start = vocabulary.encode_array(text).astype(dtype), 0
+        dtype = np.uint16 if len(vocabulary) <= 1 << 16 else np.uint32
+        self._ids = vocabulary.encode_array(text, dtype)
+        starts, lengths, start = [], [], 0
         for document in documents:
             end = start + len(document) + 1  # where its last boundary stands, the next one's first
             # Windows share one character: the last target of one is the first input of the next.
             for i in range(start, end, block_size):
-                rows.append(ids[i : min(i + block_size, end) + 1])
-            start = end
-        if not rows:
-            raise DataError("no documents to make batches of")
-        self._rows = sorted(rows, key=len)
-        lengths = [len(row) - 1 for row in self._rows]
-        self.tokens = sum(lengths)  # targets in one epoch
-        starts = [0]
-        for i, length in enumerate(lengths):
-            n = i - starts[-1]
-            if n and ((n + 1) * length > batch_size or length > SLACK * lengths[starts[-1]]):
                 starts.append(i)
-        self._bounds = list(zip(starts, [*starts[1:], len(rows)], strict=True))
+                lengths.append(min(block_size, end - i))
+            start = end
+        # A row is where it starts in the ids and how many targets it has; the shortest come first.
+        order = np.argsort(lengths, kind="stable")
+        self._starts, self._lengths = np.array(starts)[order], np.array(lengths)[order]
+        lengths = self._lengths.tolist()
+        self.tokens = sum(lengths)  # targets in one epoch
+        bounds = [0]
+        for i, length in enumerate(lengths):
+            n = i - bounds[-1]
+            if n and ((n + 1) * length > batch_size or length > SLACK * lengths[bounds[-1]]):
+                bounds.append(i)
+        self._bounds = list(zip(bounds, [*bounds[1:], len(lengths)], strict=True))
         # Documents change places only with others of their length, so the bounds stay right.
         starts_of_lengths = np.flatnonzero(np.diff(lengths, prepend=-1))
-        self._same_length = np.split(np.arange(len(rows)), starts_of_lengths[1:])
+        self._same_length = np.split(np.arange(len(lengths)), starts_of_lengths[1:])
         firsts = [lengths[start] for start, _ in self._bounds]
         starts_of_lengths = np.flatnonzero(np.diff(firsts, prepend=-1))
         self._batches_of_length = np.split(np.arange(len(firsts)), starts_of_lengths[1:])
@@ -67,13 +70,13 @@ class Batches:
 
     def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
         """Batch i in the fixed order that evaluation uses: inputs and targets, each (B, T) long."""
-        return self._collate(self._rows[slice(*self._bounds[i])])
+        return self._collate(np.arange(*self._bounds[i]))
 
     def shuffled(self, seed: int, step: int) -> tuple[Tensor, Tensor]:
         """The batch of a step of shuffled epochs: each has all documents once, in its own order."""
         epoch, i = divmod(step, len(self))
         batches, rows = self._order(seed, epoch)
-        return self._collate([self._rows[j] for j in rows[slice(*self._bounds[batches[i]])]])
+        return self._collate(rows[slice(*self._bounds[batches[i]])])
 
     def _order(self, seed: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         rng = np.random.default_rng((seed, epoch))
@@ -84,13 +87,13 @@ class Batches:
             place[rng.permutation(batches)] = steps / len(batches)
         return place.argsort(kind="stable"), rows
 
-    def _collate(self, rows: list[np.ndarray]) -> tuple[Tensor, Tensor]:
-        length = max(map(len, rows))
-        inputs = np.zeros((len(rows), length - 1), np.int64)
-        targets = np.full_like(inputs, IGNORE)
-        for b, row in enumerate(rows):
-            inputs[b, : len(row) - 1] = row[:-1]
-            targets[b, : len(row) - 1] = row[1:]
+    def _collate(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+        starts, lengths = self._starts[rows, None], self._lengths[rows, None]
+        columns = np.arange(lengths.max() + 1)
+        ids = self._ids[np.minimum(starts + columns, len(self._ids) - 1)].astype(np.int64)
+        is_padding = columns[:-1] >= lengths
+        inputs = np.where(is_padding, 0, ids[:, :-1])
+        targets = np.where(is_padding, IGNORE, ids[:, 1:])
         return torch.from_numpy(inputs), torch.from_numpy(targets)
 
 
