@@ -11,9 +11,7 @@ from pathlib import Path
 import numpy as np
 
 BOUNDARY = "\n"  # starts and ends each document: id 0, and the only character that is not text
-PIECE = (
-    1 << 16
-)  # characters of a long text that are encoded at once: little memory, and in the cache
+PIECE = 1 << 16  # characters that are encoded at once, of a long text
 VARIANTS = Path(__file__).with_name("variants.json")
 
 
