@@ -184,8 +184,8 @@ def main(argv: list[str]) -> int:
     if world > 1:
         loss_of = DistributedDataParallel(loss_of)
 
-    def save() -> None:
-        """Write all that is needed to go on to the last bit."""
+    def save() -> dict:
+        """Write all that is needed to go on to the last bit; returns it."""
         state = {
             "model_config": asdict(model_config),
             "characters": "".join(vocabulary.characters),
@@ -204,6 +204,7 @@ def main(argv: list[str]) -> int:
             "baselines": baselines,
         }
         save_checkpoint(folder.checkpoint, state)
+        return state
 
     def look() -> float:
         """Evaluate on held-out documents and save the maps of this step."""
@@ -243,7 +244,7 @@ def main(argv: list[str]) -> int:
                 tokens_per_s=None,
                 elapsed_s=time.perf_counter() - started,
             )
-            save()
+            state = save()
 
     busy_s, busy_tokens = 0.0, 0
     while step < config.max_iters and not stopping.signal:
@@ -310,7 +311,7 @@ def main(argv: list[str]) -> int:
         if due and not baselines:
             baselines = counting_baselines(corpus)
         if due or stopping.signal:
-            save()
+            state = save()
         bar.update()
     bar.close()
 
@@ -323,7 +324,10 @@ def main(argv: list[str]) -> int:
             say(f"stopped at step {step}, saved in {folder.checkpoint}: go on with --resume")
         return 128 + stopping.signal
     if first:
-        report(model, vocabulary, load_checkpoint(folder.checkpoint), folder.path)
+        for remembered in state.pop("optimizer"):
+            for moments in remembered:  # they are in the checkpoint, and the page takes memory
+                moments.clear()
+        report(model, vocabulary, state, folder.path)
         print(f"final: step={step} val_loss={val_loss:.4f}", flush=True)
     return 0
 
