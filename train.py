@@ -48,6 +48,7 @@ from model.generate import Engine
 from model.gpt import GPT
 from model.machine import (
     MachineError,
+    hand_back_memory,
     pick_device,
     pick_dtype,
     set_up_memory,
@@ -288,6 +289,7 @@ def main(argv: list[str]) -> int:
             continue
         due = step % config.eval_interval == 0 or step == config.max_iters
         if due:
+            hand_back_memory()
             val_loss, val_step = look(), step
         if due or step % config.log_interval == 0:
             mean, speed = train_loss[0] / train_loss[1], busy_tokens / busy_s
@@ -312,6 +314,7 @@ def main(argv: list[str]) -> int:
             baselines = counting_baselines(corpus)
         if due or stopping.signal:
             state = save()
+            hand_back_memory()
         bar.update()
     bar.close()
 

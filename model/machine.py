@@ -78,15 +78,26 @@ def set_up_memory() -> None:
     """
     for cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
         os.environ.setdefault(cache, "96")
-    if sys.platform != "linux":
-        return
-    try:
-        mallopt = ctypes.CDLL("libc.so.6").mallopt
-    except (OSError, AttributeError):  # another C library
-        return
     M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-    mallopt(M_MMAP_THRESHOLD, 1 << 30)
-    mallopt(M_TRIM_THRESHOLD, 1 << 30)
+    if glibc := _glibc():
+        glibc.mallopt(M_MMAP_THRESHOLD, 1 << 30)
+        glibc.mallopt(M_TRIM_THRESHOLD, 1 << 30)
+
+
+def hand_back_memory() -> None:
+    """Give the kernel what is free now: between batches of many sizes the free blocks come to lie
+    scattered, and a rare call costs nothing that can be measured."""
+    if glibc := _glibc():
+        glibc.malloc_trim(0)
+
+
+def _glibc() -> ctypes.CDLL | None:
+    """The C library where it is glibc: another one has neither call, or only in name."""
+    try:
+        library = ctypes.CDLL("libc.so.6") if sys.platform == "linux" else None
+        return library if library and library.mallopt and library.malloc_trim else None
+    except (OSError, AttributeError):
+        return None
 
 
 def physical_memory() -> int | None:
