@@ -384,13 +384,12 @@ def report(total: int, corpus: Build) -> str:
     return "\n".join(f"{n:>9,}  {what}" if n != "" else f"{'':9}  {what}" for what, n in rows)
 
 
-def publish(corpus: Build, path: Path, total: int) -> str:
-    """Write a corpus, one poem a line, and print its table; returns the file's text."""
+def publish(corpus: Build, path: Path, total: int) -> None:
+    """Write a corpus, one poem a line, and print its table."""
     text = "".join(f"{poem}\n" for poem in corpus.poems)
     write(path, text)
     print(report(total, corpus))
     print(f"{path}: sha256 {sha256(text.encode()).hexdigest()}")
-    return text
 
 
 class Parser(argparse.ArgumentParser):
@@ -414,14 +413,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with tempfile.TemporaryDirectory() as folder:
             source = read_poems(options.source or fetch(Path(folder)))
         corpus = build(source, every_form=options.all)
-        text = publish(corpus, out, len(source))
-        if out.resolve() == POEMS.resolve() and not options.all:
-            table = dict(sorted(variant_table(text).items()))
-            write(
-                VARIANTS_FILE, json.dumps(table, ensure_ascii=False, separators=(",", ":")) + "\n"
-            )
-            print("\nPoems of other forms and of the supplements, beside those:")
-            publish(build(source, True, beside=corpus.poems), EXTRA_POEMS, len(source))
+        if options.all or out.resolve() != POEMS.resolve():
+            publish(corpus, out, len(source))
+            return 0
+        # All three are made before one is written: they belong together.
+        extra = build(source, every_form=True, beside=corpus.poems)
+        table = dict(sorted(variant_table("".join(corpus.poems)).items()))
+        publish(corpus, out, len(source))
+        write(VARIANTS_FILE, json.dumps(table, ensure_ascii=False, separators=(",", ":")) + "\n")
+        print("\nPoems of other forms and of the supplements, beside those:")
+        publish(extra, EXTRA_POEMS, len(source))
     except DataError as error:
         print(f"prepare.py: error: {error}", file=sys.stderr)
         return 2

@@ -86,7 +86,7 @@ def set_up_memory() -> None:
 
 def hand_back_memory() -> None:
     """Give the kernel what is free now: between batches of many sizes the free blocks come to lie
-    scattered, and a rare call costs nothing that can be measured."""
+    scattered. Call it rarely: the next step meets the page faults that `set_up_memory` avoids."""
     if glibc := _glibc():
         glibc.malloc_trim(0)
 
