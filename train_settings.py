@@ -43,7 +43,7 @@ class TrainConfig:
     lr_decay_iters: int = setting(
         0, "steps of the learning rate's course and of extra_data's, 0: max_iters"
     )
-    learning_rate: float = setting(1e-2, "peak for the output layer (AdamW)")
+    learning_rate: float = setting(1.4e-2, "peak for the output layer (AdamW)")
     embedding_learning_rate: float = setting(0.2, "peak for the embedding (AdamW)")
     muon_learning_rate: float = setting(2e-2, "peak for the blocks (Muon; distances AdamW)")
     weight_decay: float = setting(0.1, "decay of the blocks' matrices and of the output layer")

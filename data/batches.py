@@ -12,7 +12,17 @@ from torch import Tensor
 from data.vocabulary import BOUNDARY, DataError, Vocabulary
 
 IGNORE = -1  # the target of a padded place: not predicted, not counted
-SLACK = 1.1  # documents share a batch up to this ratio of lengths: poems of one form, no padding
+
+
+def padded(lengths: np.ndarray) -> np.ndarray:
+    """The widths of the batches that texts of so many targets go into: 4 k + 1 up to 65, the same with 8
+    for 4 up to 129, and so on, which is longer by an eighth at most where a text is longer than 32.
+
+    Texts in couplets have such lengths, a poem of one form needs no padding. And few widths are few
+    sizes of tensors: of each, oneDNN keeps a program and malloc keeps room.
+    """
+    step = 2 ** np.maximum(2, np.log2(np.maximum(1, lengths - 1)).astype(int) - 3)
+    return -(-(lengths - 1) // step) * step + 1
 
 
 class Batches:
@@ -21,10 +31,10 @@ class Batches:
     A document is read as "\\n" + text and predicts text + "\\n"; one longer than `block_size` is cut
     into windows. A batch holds documents of nearly one length, about `batch_size` characters in
     all: regular poems need no padding, so no mask either, and every attention row is of one poem.
-    Where lengths differ a little the shorter ones are padded behind their end, where no character
-    of theirs looks.
+    Where lengths differ a little (see `padded`) rows are padded behind their end, where no character of
+    theirs looks.
 
-    Batches of each length are spread evenly over an epoch. Which batch a step gets depends on the seed
+    Batches of each width are spread evenly over an epoch. Which batch a step gets depends on the seed
     and the step alone, so a training can go on anywhere.
     """
 
@@ -48,20 +58,17 @@ class Batches:
         # A row is where it starts in the ids and how many targets it has; the shortest come first.
         order = np.argsort(lengths, kind="stable")
         self._starts, self._lengths = np.array(starts)[order], np.array(lengths)[order]
-        lengths = self._lengths.tolist()
-        self.tokens = sum(lengths)  # targets in one epoch
-        bounds = [0]
-        for i, length in enumerate(lengths):
+        self.tokens = int(self._lengths.sum())  # targets in one epoch
+        self._widths = np.minimum(padded(self._lengths), block_size)
+        bounds, widths = [0], self._widths.tolist()
+        for i, width in enumerate(widths):
             n = i - bounds[-1]
-            if n and ((n + 1) * length > batch_size or length > SLACK * lengths[bounds[-1]]):
+            if n and ((n + 1) * width > batch_size or width > widths[bounds[-1]]):
                 bounds.append(i)
-        self._bounds = list(zip(bounds, [*bounds[1:], len(lengths)], strict=True))
-        # Documents change places only with others of their length, so the bounds stay right.
-        starts_of_lengths = np.flatnonzero(np.diff(lengths, prepend=-1))
-        self._same_length = np.split(np.arange(len(lengths)), starts_of_lengths[1:])
-        firsts = [lengths[start] for start, _ in self._bounds]
-        starts_of_lengths = np.flatnonzero(np.diff(firsts, prepend=-1))
-        self._batches_of_length = np.split(np.arange(len(firsts)), starts_of_lengths[1:])
+        self._bounds = list(zip(bounds, [*bounds[1:], len(widths)], strict=True))
+        # Documents change places only with others of their width, so the bounds stay right.
+        self._same_width = _runs(self._widths)
+        self._batches_of_width = _runs(self._widths[bounds])
         self._order = lru_cache(maxsize=1)(self._order)
 
     def __len__(self) -> int:
@@ -80,21 +87,26 @@ class Batches:
 
     def _order(self, seed: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         rng = np.random.default_rng((seed, epoch))
-        rows = np.concatenate([rng.permutation(group) for group in self._same_length])
+        rows = np.concatenate([rng.permutation(group) for group in self._same_width])
         place = np.empty(len(self))
-        for batches in self._batches_of_length:
+        for batches in self._batches_of_width:
             steps = np.arange(len(batches)) + rng.random()
             place[rng.permutation(batches)] = steps / len(batches)
         return place.argsort(kind="stable"), rows
 
     def _collate(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
         starts, lengths = self._starts[rows, None], self._lengths[rows, None]
-        columns = np.arange(lengths.max() + 1)
+        columns = np.arange(self._widths[rows[0]] + 1)
         ids = self._ids[np.minimum(starts + columns, len(self._ids) - 1)].astype(np.int64)
         is_padding = columns[:-1] >= lengths
         inputs = np.where(is_padding, 0, ids[:, :-1])
         targets = np.where(is_padding, IGNORE, ids[:, 1:])
         return torch.from_numpy(inputs), torch.from_numpy(targets)
+
+
+def _runs(values: np.ndarray) -> list[np.ndarray]:
+    """The indices of each run of one value."""
+    return np.split(np.arange(len(values)), np.flatnonzero(np.diff(values)) + 1)
 
 
 class TrainingBatches:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from data.batches import IGNORE, SLACK, Batches, TrainingBatches
+from data.batches import IGNORE, Batches, TrainingBatches, padded
 from data.corpus import POEMS, Corpus, read_documents
 from data.vocabulary import DataError, Vocabulary
 
@@ -59,11 +59,24 @@ def test_regular_poems_need_no_padding_and_fill_their_batches():
     assert np.mean(sizes) > 1300
 
 
-def test_lengths_in_a_batch_differ_by_the_slack_at_most():
-    these = batches(["月" * n for n in range(1, 60)], block_size=64, batch_size=200)
-    for i in range(len(these)):
-        lengths = (these[i][1] != IGNORE).sum(-1)
-        assert lengths.max() <= SLACK * lengths.min() and these[i][0].numel() <= 200
+def test_widths():
+    widths = padded(np.arange(1, 2000))
+    assert sorted(set(widths[:150])) == [*range(1, 65, 4), *range(65, 129, 8), *range(129, 162, 16)]
+    for length, width in enumerate(widths.tolist(), start=1):
+        assert width - length < max(4, length / 8 + 1)
+    assert padded(np.array([25, 33, 49, 65, 13, 37])).tolist() == [25, 33, 49, 65, 13, 37]
+
+
+def test_a_batch_is_of_one_width_and_full_but_for_the_last_of_its_width():
+    documents = ["月" * n for n in range(1, 80) for _ in range(n % 7)]
+    these = batches(documents, block_size=62, batch_size=200)
+    shapes = [tuple(these[i][0].shape) for i in range(len(these))]
+    for i, (rows, width) in enumerate(shapes):
+        lengths = (these[i][1] != IGNORE).sum(-1).numpy()
+        assert (np.minimum(padded(lengths), 62) == width).all()
+        assert rows * width <= 200
+        if (i + 1 < len(shapes)) and shapes[i + 1][1] == width:
+            assert (rows + 1) * width > 200
 
 
 def test_the_order_depends_on_seed_and_step_alone():
@@ -82,15 +95,15 @@ def test_the_order_depends_on_seed_and_step_alone():
     assert first != second
 
 
-def test_batches_of_each_length_are_spread_over_an_epoch():
-    lengths = [5] * 700 + [7] * 90 + [11] * 200 + [17]
+def test_batches_of_each_width_are_spread_over_an_epoch():
+    lengths = [4] * 700 + [8] * 90 + [12] * 200 + [16]
     these = batches([chr(0x4E00 + i) * n for i, n in enumerate(lengths)], 32, 36)
     order = [these.shuffled(0, step)[0].size(1) for step in range(len(these))]
     total, N, G = Counter(order), len(order), len(set(lengths))
     assert set(total) == {n + 1 for n in lengths}
     for length, n in total.items():
         for k in range(N):
-            # The batches of a length stand at even distances, each length from a start of its own.
+            # The batches of a width stand at even distances, each width from a start of its own.
             assert abs(order[:k].count(length) - k * n / N) <= 1 + G * n / N
 
 
