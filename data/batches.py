@@ -15,11 +15,12 @@ IGNORE = -1  # the target of a padded place: not predicted, not counted
 
 
 def padded(lengths: np.ndarray) -> np.ndarray:
-    """The widths of the batches that texts of so many targets go into: 4 k + 1 up to 65, the same with 8
-    for 4 up to 129, and so on, which is longer by an eighth at most where a text is longer than 32.
+    """The widths of the batches for texts of so many targets, the next of 1, 5, 9 … 65, 73, 81 … 129,
+    145 …: steps of 4 up to 65, of 8 up to 129 and so on. A text of more than 22 gets an eighth more at
+    most, a shorter one 3 places at most.
 
-    Texts in couplets have such lengths, a poem of one form needs no padding. And few widths are few
-    sizes of tensors: of each, oneDNN keeps a program and malloc keeps room.
+    Texts in whole couplets have such lengths up to 65, so poems of one form need no padding. Few widths
+    are few sizes of tensors: oneDNN keeps a program for each, and malloc keeps room.
     """
     step = 2 ** np.maximum(2, np.log2(np.maximum(1, lengths - 1)).astype(int) - 3)
     return -(-(lengths - 1) // step) * step + 1
@@ -29,10 +30,9 @@ class Batches:
     """The batches of a set of documents.
 
     A document is read as "\\n" + text and predicts text + "\\n"; one longer than `block_size` is cut
-    into windows. A batch holds documents of nearly one length, about `batch_size` characters in
-    all: regular poems need no padding, so no mask either, and every attention row is of one poem.
-    Where lengths differ a little (see `padded`) rows are padded behind their end, where no character of
-    theirs looks.
+    into windows. A batch holds documents of one width (see `padded`), at most `batch_size` places in
+    all or a single document: regular poems need no padding, so no mask either, and every attention row
+    is of one poem. Shorter rows are padded behind their end, where no character of theirs looks.
 
     Batches of each width are spread evenly over an epoch. Which batch a step gets depends on the seed
     and the step alone, so a training can go on anywhere.
@@ -59,7 +59,9 @@ class Batches:
         order = np.argsort(lengths, kind="stable")
         self._starts, self._lengths = np.array(starts)[order], np.array(lengths)[order]
         self.tokens = int(self._lengths.sum())  # targets in one epoch
-        self._widths = np.minimum(padded(self._lengths), block_size)
+        self._widths = padded(self._lengths)
+        for run in _runs(self._widths):  # but none is wider than its longest text
+            self._widths[run] = self._lengths[run[-1]]
         bounds, widths = [0], self._widths.tolist()
         for i, width in enumerate(widths):
             n = i - bounds[-1]

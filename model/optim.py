@@ -124,8 +124,8 @@ class AdamW(Optimizer):
 class Muon(Optimizer):
     """torch.optim.Muon (Jordan et al. 2024, kellerjordan.github.io) with the matrices of one shape
     orthogonalised together, as on a CPU the many small products cost more in overhead than in
-    arithmetic, and in three iterations for five. With its coefficients it is equal to it in rounding
-    (tests). A momentum of 0.9, not its 0.95: in a run of so few steps old gradients are in the way.
+    arithmetic, and in three iterations for five. With its coefficients and its momentum, 0.95, it is
+    equal to it in rounding (tests); 0.9 is 0.015 nats better in the default training.
 
     A parameter of a group is `pieces` matrices of one size, one below the other.
     """

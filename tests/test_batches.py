@@ -1,6 +1,7 @@
 """Batches: every poem once an epoch, none read across its border, in an order that is given."""
 
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -63,7 +64,7 @@ def test_widths():
     widths = padded(np.arange(1, 2000))
     assert sorted(set(widths[:150])) == [*range(1, 65, 4), *range(65, 129, 8), *range(129, 162, 16)]
     for length, width in enumerate(widths.tolist(), start=1):
-        assert width - length < max(4, length / 8 + 1)
+        assert 0 <= width - length <= (3 if length <= 32 else length / 8)
     assert padded(np.array([25, 33, 49, 65, 13, 37])).tolist() == [25, 33, 49, 65, 13, 37]
 
 
@@ -71,9 +72,13 @@ def test_a_batch_is_of_one_width_and_full_but_for_the_last_of_its_width():
     documents = ["月" * n for n in range(1, 80) for _ in range(n % 7)]
     these = batches(documents, block_size=62, batch_size=200)
     shapes = [tuple(these[i][0].shape) for i in range(len(these))]
+    pairs = [pair for document in documents for pair in windows(document, 62)]
+    longest = {}  # of the texts with one `padded`
+    for length in sorted(len(inputs) for inputs, _ in pairs):
+        longest[int(padded(np.array(length)))] = length
     for i, (rows, width) in enumerate(shapes):
         lengths = (these[i][1] != IGNORE).sum(-1).numpy()
-        assert (np.minimum(padded(lengths), 62) == width).all()
+        assert [longest[n] for n in set(padded(lengths).tolist())] == [width]
         assert rows * width <= 200
         if (i + 1 < len(shapes)) and shapes[i + 1][1] == width:
             assert (rows + 1) * width > 200
@@ -90,9 +95,11 @@ def test_the_order_depends_on_seed_and_step_alone():
     other_seed = [a.shuffled(4, i)[0] for i in range(len(a))]
     for order in (epochs[1], other_seed):
         assert not all(torch.equal(x, y) for x, y in zip(epochs[0], order, strict=True))
-    # Not only the batches change places: poems meet others of their length.
+    # Not only the batches change places: poems meet others of their width, also of other lengths.
     first, second = ({frozenset(x[:, 1].tolist()) for x in epoch} for epoch in epochs)
     assert first != second
+    lengths = [(a.shuffled(3, i)[1] != IGNORE).sum(-1) for i in range(len(a))]
+    assert sum(len(set(n.tolist())) > 1 for n in lengths) > len(a) / 2
 
 
 def test_batches_of_each_width_are_spread_over_an_epoch():
@@ -105,6 +112,14 @@ def test_batches_of_each_width_are_spread_over_an_epoch():
         for k in range(N):
             # The batches of a width stand at even distances, each width from a start of its own.
             assert abs(order[:k].count(length) - k * n / N) <= 1 + G * n / N
+
+
+def test_two_widths_with_as_many_batches_take_turns_whatever_lengths_they_hold():
+    lengths = [1 + n % 4 for n in range(700)] + [5 + n % 4 for n in range(400)]
+    these = batches([chr(0x4E00 + i) * n for i, n in enumerate(lengths)], 32, 36)
+    order = [these.shuffled(0, step)[0].size(1) for step in range(len(these))]
+    assert Counter(order) == {5: 100, 9: 100}
+    assert all(a != b for a, b in pairwise(order))
 
 
 def test_ids_beyond_16_bits_are_kept():
