@@ -164,6 +164,7 @@ def main(argv: list[str]) -> int:
         config.embedding_learning_rate,
         config.learning_rate,
         config.muon_learning_rate,
+        config.muon_momentum,
         config.weight_decay,
     )
     step, tokens, elapsed, train_loss, baselines = 0, 0, 0.0, (0.0, 0), []

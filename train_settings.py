@@ -46,6 +46,7 @@ class TrainConfig:
     learning_rate: float = setting(1.4e-2, "peak for the output layer (AdamW)")
     embedding_learning_rate: float = setting(0.2, "peak for the embedding (AdamW)")
     muon_learning_rate: float = setting(2e-2, "peak for the blocks (Muon; distances AdamW)")
+    muon_momentum: float = setting(0.9, "momentum of the blocks' gradients (Muon)")
     weight_decay: float = setting(0.1, "decay of the blocks' matrices and of the output layer")
     warmup_iters: int = setting(20, "steps in which the learning rate rises")
     cooldown: float = setting(1.0, "last share of the steps, in which it falls to zero")
@@ -76,6 +77,8 @@ class TrainConfig:
             )
         if not 0 <= self.cooldown <= 1:
             raise UsageError(f"cooldown is a share of the run, 0 to 1, not {self.cooldown}")
+        if not 0 <= self.muon_momentum < 1:
+            raise UsageError(f"muon_momentum is a share, 0 to below 1, not {self.muon_momentum}")
         if not 0 <= self.fold < FOLDS:
             raise UsageError(f"fold must be 0 to {FOLDS - 1}, not {self.fold}")
         for name, value in asdict(self).items():
@@ -151,7 +154,8 @@ def check_same(config: TrainConfig, digest: str, state: dict) -> None:
         )
     names = (
         "n_layer n_head n_embd block_size dropout cutoff fold probes batch_size accumulation seed "
-        "grad_clip weight_decay learning_rate embedding_learning_rate muon_learning_rate"
+        "grad_clip weight_decay learning_rate embedding_learning_rate muon_learning_rate "
+        "muon_momentum"
     )
     pairs = {name: (state["config"].get(name), getattr(config, name)) for name in names.split()}
     pairs["probes"] = tuple(tuple(probes or ()) for probes in pairs["probes"])

@@ -212,6 +212,8 @@ def test_a_resumed_run_keeps_its_settings_but_for_flags(tmp_path):
         ({"learning_rate": math.inf}, "learning_rate"),
         ({"weight_decay": -1.0}, "weight_decay must not be negative"),
         ({"cooldown": 1.5}, "cooldown"),
+        ({"muon_momentum": 1.0}, "muon_momentum is a share, 0 to below 1"),
+        ({"muon_momentum": math.nan}, "muon_momentum"),
         ({"fold": 10}, "fold must be 0 to 9"),
         ({"seed": 1 << 63}, "seed is too large"),
         ({"n_embd": 10**400}, "n_embd is too large"),

@@ -95,7 +95,7 @@ def test_optimizers_do_not_load_torchs_compiler():
     code = (
         "import sys; from model.gpt import GPT, GPTConfig; from model.optim import make_optimizers;"
         "model = GPT(GPTConfig(20, n_layer=1, n_head=1, n_embd=8));"
-        "optimizers = make_optimizers(model, 0.1, 0.1, 0.1, 0.0);"
+        "optimizers = make_optimizers(model, 0.1, 0.1, 0.1, 0.9, 0.0);"
         "import torch; x = torch.ones(1, 3, dtype=torch.long); model.loss(x, x).backward();"
         "[optimizer.step() for optimizer in optimizers];"
         "print('torch._dynamo' in sys.modules)"
@@ -156,6 +156,7 @@ def test_every_parameter_has_one_optimizer_and_keeps_its_peak():
         embedding_lr=0.1,
         output_lr=0.01,
         muon_lr=0.02,
+        muon_momentum=0.9,
         weight_decay=0.1,
     )
     held = [p for o in (muon, adamw) for group in o.param_groups for p in group["params"]]
@@ -163,6 +164,7 @@ def test_every_parameter_has_one_optimizer_and_keeps_its_peak():
     assert {p.shape for p in adamw.param_groups[0]["params"]} == {(20, 8)}
     groups = muon.param_groups + adamw.param_groups
     assert [group["peak_lr"] for group in groups] == [0.02, 0.02, 0.1, 0.01, 0.02]
+    assert [group["momentum"] for group in muon.param_groups] == [0.9, 0.9]
     assert [group["weight_decay"] for group in groups] == [0.1, 0.1, 0.01, 0.1, 0]
     # In a step the embedding loses as much of itself as the output layer.
     embedding, output = adamw.param_groups[:2]
