@@ -291,6 +291,7 @@ def test_a_run_without_a_checkpoint_can_only_begin_anew(run, tiny_flags, file):
         (["--n_embd=32"], "n_embd (was 16, is 32)"),
         (["--n_layer=1", "--seed=4"], "n_layer (was 2, is 1), seed (was 1337, is 4)"),
         (["--fold=3"], "fold (was 0, is 3)"),
+        (["--muon_momentum=0.95"], "muon_momentum (was 0.9, is 0.95)"),
         (["--probes", "春眠不觉晓"], "probes"),
         (["--data=data/poems.txt"], "text in data"),
         (["--learning_rate=0.1"], "learning_rate"),
