@@ -53,7 +53,7 @@ from model.machine import (
     pick_dtype,
     set_up_memory,
 )
-from model.optim import clip_gradients, make_optimizers, schedule
+from model.optim import clip_gradients, schedule
 from run_folder import RunFolder
 from train_settings import TrainConfig, check_memory, check_same, parse
 
@@ -159,14 +159,7 @@ def main(argv: list[str]) -> int:
     # The model and its optimizers.
     torch.manual_seed(config.seed)
     model = GPT(model_config).to(device)
-    optimizers = make_optimizers(
-        model,
-        config.embedding_learning_rate,
-        config.learning_rate,
-        config.muon_learning_rate,
-        config.muon_momentum,
-        config.weight_decay,
-    )
+    optimizers = config.optimizers(model)
     step, tokens, elapsed, train_loss, baselines = 0, 0, 0.0, (0.0, 0), []
     val_loss, val_step = None, 0
     if state:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from command_line import Parser, UsageError, add_settings, read_settings, setting
 from data.corpus import FOLDS
-from model.gpt import GPTConfig
+from model.gpt import GPT, GPTConfig
 from model.machine import physical_memory
+from model.optim import Optimizer, make_optimizers
 
 DEFAULT = Path(__file__).parent / "configs" / "tang.toml"
 
@@ -103,6 +104,17 @@ class TrainConfig:
             )
         except ValueError as error:
             raise UsageError(str(error)) from None
+
+    def optimizers(self, model: GPT) -> list[Optimizer]:
+        """The optimizers of a model, with these rates, momentum and decay."""
+        return make_optimizers(
+            model,
+            self.embedding_learning_rate,
+            self.learning_rate,
+            self.muon_learning_rate,
+            self.muon_momentum,
+            self.weight_decay,
+        )
 
 
 def check_memory(config: TrainConfig, model_config: GPTConfig, device: str) -> None:

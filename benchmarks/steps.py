@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from model.gpt import GPT, GPTConfig
-from model.optim import clip_gradients, make_optimizers
+from model.optim import clip_gradients
+from train_settings import TrainConfig
 
 
 class Step:
@@ -22,7 +23,7 @@ class Step:
     def __init__(self, config: GPTConfig, dtype: torch.dtype, timed: bool = False) -> None:
         torch.manual_seed(0)
         self.model, self.dtype = GPT(config), dtype
-        self.optimizers = make_optimizers(self.model, 0.2, 0.014, 0.02, 0.9, 0.1)
+        self.optimizers = TrainConfig().optimizers(self.model)
         self.seconds: dict[str, float] = defaultdict(float)
         if timed:
             for block in self.model.blocks:
