@@ -6,10 +6,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.common import ROOT, publish
-from command_line import Parser
+from command_line import Parser, UsageError
 from data.trained_on import corpus_of
 from data.vocabulary import Vocabulary
 from maps.report import (
@@ -20,20 +22,26 @@ from maps.report import (
     pool_evidence,
 )
 from model.checkpoint import load_checkpoint, load_model, untrained_model
+from train_settings import parse
 
 DOCUMENT = ROOT / "docs" / "evidence.md"
 FIRST_SEED = 1337
 
 
-def train(out_dir: Path, fold: int) -> None:
-    """The default training that holds out tenth `fold`; one that is there and ended is kept."""
+def train(out_dir: Path, fold: int, settings: Sequence[str]) -> None:
+    """The training that holds out tenth `fold`, the default one but for `settings`; one that is there,
+    has the same settings and ended is kept."""
+    own = [f"fold={fold}", f"seed={FIRST_SEED + fold}", f"out_dir={out_dir}"]
+    flags = [f"--{setting}" for setting in (*settings, *own)]
+    config, *_ = parse(flags)
+    wanted = asdict(config) | {"probes": list(config.probes)}
     if (out_dir / "ckpt.pt").exists():
         state = load_checkpoint(out_dir / "ckpt.pt")
-        if state["step"] == state["config"]["max_iters"]:
+        # Without probes of its own a training takes the first document that it holds out.
+        former = state["config"] | ({} if config.probes else {"probes": []})
+        if state["step"] == config.max_iters and former == wanted:
             return
-    flags = {"fold": fold, "seed": FIRST_SEED + fold, "out_dir": out_dir}
-    command = [sys.executable, str(ROOT / "train.py"), "--overwrite"]
-    command += [f"--{name}={value}" for name, value in flags.items()]
+    command = [sys.executable, str(ROOT / "train.py"), "--overwrite", *flags]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
@@ -57,16 +65,27 @@ def main(argv: list[str]) -> int:
     """Train what is missing, judge, pool, print; returns the exit code."""
     parser = Parser(prog="benchmarks evidence", description=__doc__)
     parser.add_argument("--out_dir", default="out/evidence", help="where the trainings lie")
+    parser.add_argument(
+        "--train",
+        nargs="*",
+        default=[],
+        metavar="NAME=VALUE",
+        help="other settings than the default's",
+    )
     parser.add_argument("--trainings", type=int, default=5, help="how many, 1 to 10")
     parser.add_argument("--query", default="光")
     parser.add_argument("--key", default="月")
     parser.add_argument("--keep", action="store_true", help=f"put the tables in {DOCUMENT.name}")
     parser.add_argument("--json", metavar="F", help="write all figures as JSON")
     args = parser.parse_args(argv)
+    if args.keep and args.train:
+        raise UsageError(
+            f"{DOCUMENT.name} is about the default settings: leave out --keep or --train"
+        )
     judged, parts = [], {}
     for fold in range(args.trainings):
         out_dir = Path(args.out_dir) / f"fold{fold}"
-        train(out_dir, fold)
+        train(out_dir, fold, args.train)
         evidence, loss = judge(out_dir, args.query, args.key)
         judged.append(evidence)
         title = f"Tenth {fold}, seed {FIRST_SEED + fold}, held-out loss {loss:.3f}"

@@ -10,12 +10,15 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks import common
 from benchmarks.__main__ import NAMES, main
 from benchmarks.common import publish, require, table
+from benchmarks.evidence import FIRST_SEED
 from benchmarks.flops import training_flops
 from benchmarks.reference import LOW, PEAK, WARMUP, learning_rate
 from benchmarks.runs import Log, Memory
 from benchmarks.steps import Step
 from command_line import UsageError
+from model.checkpoint import load_checkpoint
 from model.gpt import GPT, CausalSelfAttention, GPTConfig
+from tests.conftest import TINY, same
 
 
 @pytest.mark.parametrize("T", [4, 8])
@@ -96,6 +99,28 @@ def test_missing_peer_is_answered_with_the_command_that_installs_it(monkeypatch)
         if packages:
             with pytest.raises(UsageError, match="pip install -r benchmarks/requirements.txt"):
                 main([name])
+
+
+def test_evidence_keeps_ended_trainings_of_the_same_settings_alone(tiny_corpus, tmp_path, capsys):
+    out_dir, figures = tmp_path / "evidence", tmp_path / "evidence.json"
+    settings = [f"{name}={value}" for name, value in TINY.items()]
+
+    def train(*more: str) -> list[dict]:
+        flags = ["--trainings=2", f"--out_dir={out_dir}", f"--json={figures}"]
+        main(["evidence", *flags, "--train", f"data={tiny_corpus}", *settings, *more])
+        return [load_checkpoint(out_dir / f"fold{fold}" / "ckpt.pt") for fold in range(2)]
+
+    first = train()
+    assert [state["config"]["fold"] for state in first] == [0, 1]
+    assert [state["config"]["seed"] for state in first] == [FIRST_SEED, FIRST_SEED + 1]
+    assert list(json.loads(figures.read_text(encoding="utf-8")))[0] == "All 2 pooled"
+    assert same(train(), first)  # elapsed_s too: nothing was trained again
+    other = train("muon_momentum=0.5", "max_iters=2")
+    assert [state["config"]["muon_momentum"] for state in other] == [0.5, 0.5]
+    with pytest.raises(UsageError, match="leave out --keep or --train"):
+        main(["evidence", "--keep", "--train", "max_iters=1"])
+    with pytest.raises(UsageError, match="unknown argument --max_iter; did you mean --max_iters"):
+        train("max_iter=1")
 
 
 def test_present_package_is_not_missed():
