@@ -106,8 +106,8 @@ def counting_baselines(corpus: Corpus) -> list[dict]:
     """The losses of models that only count, with their names for the page."""
     unigram, bigram = unigram_and_bigram(corpus.seen, corpus.val, corpus.vocabulary)
     return [
-        {"zh": "数单字", "en": "counting characters", "loss": unigram},
-        {"zh": "数字对", "en": "counting pairs of characters", "loss": bigram},
+        {"zh": "只数单字", "en": "counting characters", "loss": unigram},
+        {"zh": "只数相邻两字", "en": "counting pairs of characters", "loss": bigram},
     ]
 
 

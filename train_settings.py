@@ -48,7 +48,10 @@ class TrainConfig:
     embedding_learning_rate: float = setting(0.2, "peak for the embedding (AdamW)")
     muon_learning_rate: float = setting(2e-2, "peak for the blocks (Muon; distances AdamW)")
     muon_momentum: float = setting(0.9, "momentum of the blocks' gradients (Muon)")
-    weight_decay: float = setting(0.1, "decay of the blocks' matrices and of the output layer")
+    weight_decay: float = setting(
+        0.1,
+        "decay of the blocks' matrices and of the output layer; the embedding loses as much a step as that layer",
+    )
     warmup_iters: int = setting(20, "steps in which the learning rate rises")
     cooldown: float = setting(1.0, "last share of the steps, in which it falls to zero")
     grad_clip: float = setting(1.0, "largest norm of the gradient, 0 for none")
@@ -136,8 +139,13 @@ def check_memory(config: TrainConfig, model_config: GPTConfig, device: str) -> N
 
 def parse(argv: list[str], description: str = "") -> tuple[TrainConfig, bool, bool]:
     """The settings, and whether to resume or overwrite."""
-    parser = Parser(prog="train.py", description=description)
-    parser.add_argument("config", nargs="?", help="TOML file (default: configs/tang.toml)")
+    where = "Defaults hold where neither a flag nor the TOML file says otherwise; configs/tang.toml also sets"
+    parser = Parser(
+        prog="train.py", description=description, epilog=f"{where} probes and extra_data."
+    )
+    parser.add_argument(
+        "config", nargs="?", help="TOML file, configs/tang.toml where none is named"
+    )
     parser.add_argument("--resume", action="store_true", help="go on from out_dir's checkpoint")
     parser.add_argument("--overwrite", action="store_true", help="replace the run in out_dir")
     add_settings(parser, TrainConfig)

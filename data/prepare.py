@@ -2,7 +2,7 @@
 Shi, and data/extra_poems.txt, its poems of other forms and those of its supplements, which are trained
 on but never held out.
 
-    python -m data.prepare                  fetch the package with npm and write both files
+    python -m data.prepare                  fetch the package with npm and write both files and variants.json
     python -m data.prepare --source DIR     the same from a folder that holds the unpacked package
     python -m data.prepare --out FILE       the regular poems alone, to another file
     python -m data.prepare --all            poems of every form, to data/poems_all.txt

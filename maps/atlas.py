@@ -17,7 +17,7 @@ exceeds what the same head gives other cells that could have served as well:
 
 Rows are those of characters, not of punctuation. "Other cells" of the first five kinds stand in the
 same row: a row with t targets and r others is expected to give the targets t times the mean of the
-others. Except for `previous`, the character next to the query is neither target nor other, and a
+others. Except for `previous` and `start`, the character next to the query is neither target nor other, and a
 kind's others leave out punctuation and the start unless said. The first line is left out of `rhyme`,
 since it may rhyme or not; odd lines from the third on don't rhyme in regular verse.
 

@@ -39,7 +39,7 @@ def look_at(map: AttentionMap, query: str, most: int = 4) -> str:
     weight, the share 1 / (i + 1) of a head without preference, and a bar; a rule opens each layer."""
     i = position_of(map, query)
     uniform = 1 / (i + 1)
-    head = ["层.头", "看 (key)", "", "位置", "权重", "均匀", "×均匀"]
+    head = ["层.头", "看 (key)", "", "位置", "权重", "均分", "×均分"]
     rows = []
     n_layer, n_head = map.weights.shape[:2]
     most = min(most, i + 1)

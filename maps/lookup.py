@@ -203,7 +203,15 @@ def format_partners(query: str, partners: Sequence[dict]) -> str:
         ]
         for p in partners
     ]
-    head = ["对 pair", "头 head", "例 n", "权重 weight", "lift 1", "lift 2", "双重倍数 double lift"]
+    head = [
+        "字对 pair",
+        "头 head",
+        "例 n",
+        "权重 weight",
+        "lift 1",
+        "lift 2",
+        "双重倍数 double lift",
+    ]
     notes = (
         "数的是全部的诗，训练诗也在内；头和字都是挑出来的：只作描述，不算证据。"
         f"双重倍数：两个 lift 中较小的一个，按多见 {SHRINKAGE} 例拉向 1。\n"

@@ -37,8 +37,8 @@ The snapshot of step 0 is the untrained model that every weight is compared with
 `evidence` (layers and heads count from 1; an interval is [value, low, high] or None):
 
     {
-      "query": "光", "key": "月", "min_distance": 2, "min_n": 20,
-      "poems": {"train": 31860, "val": 3541},
+      "query": "光", "key": "月", "min_distance": 2, "min_n": 10,
+      "poems": {"train": 30375, "val": 3330},
       "chosen": {"layer": 1, "head": 3},        # on training poems
       "rows": [{"query": "光", "key": "月", "role": "asked",   # related, control, reverse, untrained
                 "n": 30, "layer": 1, "head": 3, "weight": 0.21, "lift1": [4.6, 3.1, 6.3],

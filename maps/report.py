@@ -35,7 +35,7 @@ ROLES = {
     "asked": "所问 asked",
     "untrained": "未训练 untrained",
     "control": "对照 control",
-    "reverse": "反问 reverse",
+    "reverse": "反过来 reverse",
     "related": "相关 related",
 }
 NOTES = {
@@ -48,7 +48,7 @@ NOTES = {
         f"区间：以诗为单位的 {LEVEL:.0%} bootstrap，{RESAMPLES} 次。少于 {MIN_POEMS} 首诗不给数字。",
         "随机的头也会偏爱某些字对，所以要看对照：未训练的模型、别的字对、所有头的平均。",
         "剪断：把 query→key 的权重设为 0，该行其余权重重新归一；"
-        "看真正的下一个字的对数概率变了多少，与剪断最近的另一个字相比。",
+        "看真正的下一个字的对数概率变了多少，与剪断离 key 最近的另一个字的边相比。",
     ],
     "en": [
         f"The key stands {MIN_DISTANCE} or more before the query; punctuation and the start of the "
@@ -63,7 +63,7 @@ NOTES = {
         "Random heads prefer some pairs too: compare with the untrained model, with other pairs and "
         "with the mean over all heads.",
         "A cut sets the weight query→key to zero and renormalises the row; what counts is the change "
-        "of the true next character's log-probability, beside a cut to the nearest other character.",
+        "of the true next character's log-probability, beside a cut to the other character nearest to the key.",
     ],
 }
 MOST = 100.0  # times; what lies above is shown as this
@@ -298,7 +298,7 @@ def _format_rows(data: dict) -> str:
             ]
         )
     head = [
-        "对 pair",
+        "字对 pair",
         "",
         "头 head",
         "例 n",

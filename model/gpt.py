@@ -18,7 +18,7 @@ from model.functions import attention, norm, squared_relu
 from model.loss import linear_cross_entropy
 
 # Up to this length our own attention is the faster on a CPU, where torch 2.13's kernel has no fast way
-# for a mask that is learned (`python -m benchmarks growth`); of longer texts it would hold too much.
+# for a mask that is learned; of longer texts it would hold too much.
 SHORT = 1024
 IGNORE = -1  # a target that is not predicted: padding behind the end of a shorter text
 

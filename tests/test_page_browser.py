@@ -398,7 +398,7 @@ def test_names_in_the_loss_chart_do_not_lie_on_each_other(open_page, width):
     data = made_up_page()
     end = 6.55  # a short training ends where the counting models are
     data["loss"] = [[s, end + 0.1 + 2 * 0.9**s, end + 2 * 0.9**s] for s in range(41)]
-    lines = ((8.75, "乱猜"), (6.50, "数单字"), (6.30, "数字对"))
+    lines = ((8.75, "乱猜"), (6.50, "只数单字"), (6.30, "只数相邻两字"))
     data["run"]["baselines"] = [{"zh": zh, "en": zh, "loss": loss} for loss, zh in lines]
     page = open_page(data, viewport={"width": width, "height": 800})
     labels = page.locator("#chart text.baseline-label, #chart text.curve-label")
