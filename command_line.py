@@ -21,6 +21,11 @@ class UsageError(ValueError):
     """A wrong flag or setting; the message says what is wrong and what to do."""
 
 
+def say(text: str) -> None:
+    """A remark beside the results, which go to stdout."""
+    print(text, file=sys.stderr, flush=True)
+
+
 def nearest(name: str, known: Sequence[str]) -> str:
     """ "; did you mean …?" with the known name most like `name`, or nothing."""
     found = difflib.get_close_matches(name, known, 1)
@@ -53,6 +58,9 @@ def run(main: Callable[[list[str]], int | None], *expected: type[Exception]) -> 
     stderr and exit code 2, Ctrl-C in 130; anything else is a fault of ours and shows its traceback.
     """
     name = Path(sys.argv[0]).name
+    for closed in ("stdout", "stderr"):
+        if getattr(sys, closed) is None:  # as `>&-` and pythonw leave them
+            setattr(sys, closed, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         # Files and pipes get UTF-8. A console gets its own code page and, for a character that it
         # lacks, "?" instead of a traceback.

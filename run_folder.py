@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any, TextIO
 
-from command_line import UsageError
+from command_line import UsageError, say
 from maps.run_page import ATLAS, EVIDENCE, read_metrics
 from model.checkpoint import replacing
 
@@ -17,8 +17,9 @@ MAPS = "attention"
 
 
 def _lock(file: TextIO) -> None:
-    """Lock an open file until this process ends, however it ends. Raises OSError where another
-    process holds it."""
+    """Lock an open file until this process ends, however it ends. Raises BlockingIOError, on Windows
+    PermissionError, where another process holds it, other OSErrors where the file system has no
+    locks."""
     if os.name == "nt":
         import msvcrt
 
@@ -45,10 +46,12 @@ class RunFolder:
         self._lock_file = open(self.path / "lock", "a", encoding="utf-8")  # noqa: SIM115
         try:
             _lock(self._lock_file)
-        except OSError:
+        except (BlockingIOError, PermissionError):
             raise UsageError(
                 f"another training is writing to {path}: wait for it or name another --out_dir"
             ) from None
+        except OSError as error:
+            say(f"{path} cannot be locked ({error.strerror}): let no other training write there")
         held = [name for name in (*FILES, MAPS) if (self.path / name).exists()]
         if overwrite:
             self._clear()

@@ -17,7 +17,7 @@ from statistics import fmean
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while importing: stop, no traceback
 
-from command_line import Parser, UsageError, run
+from command_line import Parser, UsageError, run, say
 from data.trained_on import corpus_of
 from data.vocabulary import BOUNDARY, DataError, Vocabulary
 from model.checkpoint import CheckpointError, load_model
@@ -53,8 +53,7 @@ def parse(argv: list[str]) -> tuple[Namespace, Sampling]:
     args = parser.parse_args(argv)
     for name in ("num_samples", "max_new_tokens"):
         if not 1 <= getattr(args, name) <= MOST:
-            limit = "1 or above" if getattr(args, name) < 1 else f"at most {MOST:,}"
-            raise UsageError(f"{name} must be {limit}, not {getattr(args, name)}")
+            raise UsageError(f"{name} must be 1 to {MOST:,}, not {getattr(args, name)}")
     for name in ("out_dir", "form", "maps"):
         if getattr(args, name) == "":
             raise UsageError(f"--{name} is empty: give it a value or leave it out")
@@ -64,11 +63,6 @@ def parse(argv: list[str]) -> tuple[Namespace, Sampling]:
         return args, Sampling(args.temperature, args.top_k, args.top_p)
     except ValueError as error:
         raise UsageError(str(error)) from None
-
-
-def say(text: str) -> None:
-    """A remark beside the poems."""
-    print(text, file=sys.stderr, flush=True)
 
 
 def make_masks(args: Namespace, prompt: str, vocabulary: Vocabulary, poems: list[str]) -> list:

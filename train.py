@@ -19,7 +19,7 @@ from pathlib import Path
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while importing: stop, no traceback
-    if sys.stderr.isatty():
+    if sys.stderr and sys.stderr.isatty():
         print("loading torch ...", file=sys.stderr, flush=True)
 
 import torch
@@ -28,7 +28,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
-from command_line import UsageError, run, to_toml
+from command_line import UsageError, run, say, to_toml
 from data.baselines import unigram_and_bigram
 from data.batches import IGNORE, Batches, TrainingBatches
 from data.corpus import Corpus, read_texts
@@ -57,7 +57,7 @@ from model.optim import clip_gradients, schedule
 from run_folder import RunFolder
 from train_settings import TrainConfig, check_memory, check_same, parse
 
-TERMINAL = sys.stderr.isatty()
+TERMINAL = bool(sys.stderr) and sys.stderr.isatty()
 
 
 class Stopping:
@@ -118,7 +118,9 @@ def main(argv: list[str]) -> int:
     set_up_memory()
 
     # One process, or one of several that torchrun started.
-    world, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
+    world, rank = 1, 0
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        world, rank = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
     if world > 1:
         if device == "cuda":
             device = f"cuda:{os.environ['LOCAL_RANK']}"
@@ -127,11 +129,10 @@ def main(argv: list[str]) -> int:
 
     # The text and the folder.
     documents, extra, digest = read_texts(config.data, config.extra_data)
-    corpus = Corpus(documents, config.fold, config.probes, extra)
     if not config.probes:
-        probe = corpus.val[0][: config.block_size - 1]
+        probe = Corpus(documents, config.fold).val[0][: config.block_size - 1]
         config = replace(config, probes=(probe,))
-        corpus = Corpus(documents, config.fold, config.probes, extra)
+    corpus = Corpus(documents, config.fold, config.probes, extra)
     vocabulary = corpus.vocabulary
     model_config = config.model_config(len(vocabulary))
     check_memory(config, model_config, device)
@@ -167,7 +168,6 @@ def main(argv: list[str]) -> int:
             load_weights(model, state["model"])
             for optimizer, saved in zip(optimizers, state["optimizer"], strict=True):
                 optimizer.load_state_dict(saved)
-            torch.set_rng_state(state["rng"])
             step, tokens, elapsed, train_loss, baselines = (
                 state[name] for name in ("step", "tokens", "elapsed_s", "train_loss", "baselines")
             )
@@ -186,7 +186,6 @@ def main(argv: list[str]) -> int:
             "characters": "".join(vocabulary.characters),
             "model": model.state_dict(),
             "optimizer": [optimizer.state_dict() for optimizer in optimizers],
-            "rng": torch.get_rng_state(),
             "config": asdict(config) | {"probes": list(config.probes)},
             "data_sha256": digest,
             "dtype": str(dtype).removeprefix("torch."),
@@ -212,6 +211,17 @@ def main(argv: list[str]) -> int:
             save_map(path, capture(model, vocabulary, probe, step, loss))
         return loss
 
+    def log(loss: float | None, val: float | None, rate: float, speed: float | None) -> None:
+        folder.log(
+            step=step,
+            train_loss=loss,
+            val_loss=val,
+            learning_rate=rate,
+            tokens=tokens,
+            tokens_per_s=speed,
+            elapsed_s=time.perf_counter() - started,
+        )
+
     stopping = Stopping()
     started = time.perf_counter() - elapsed
     bar = tqdm(total=config.max_iters, initial=step, unit="step", disable=not (first and TERMINAL))
@@ -230,20 +240,15 @@ def main(argv: list[str]) -> int:
         folder.write_text("config.toml", to_toml(config))  # max_iters may be new
         if not state:
             val_loss = look()
-            folder.log(
-                step=0,
-                train_loss=None,
-                val_loss=val_loss,
-                learning_rate=0.0,
-                tokens=0,
-                tokens_per_s=None,
-                elapsed_s=time.perf_counter() - started,
-            )
+            log(None, val_loss, 0.0, None)
             state = save()
 
     busy_s, busy_tokens = 0.0, 0
-    while step < config.max_iters and not stopping.signal:
+    agreed = 0  # the signal at which all processes stop after the same step
+    while step < config.max_iters and not (stopping.signal if world == 1 else agreed):
         step_started = time.perf_counter()
+        if config.dropout:  # decided by the step alone, as the batch is: going on draws the same
+            torch.manual_seed(config.seed + step * world + rank)
         share = schedule(step, course, config.warmup_iters, config.cooldown)
         for optimizer in optimizers:
             for group in optimizer.param_groups:
@@ -262,11 +267,11 @@ def main(argv: list[str]) -> int:
                 loss = loss_of(idx[part].to(device), targets[part].to(device)) * (world / count)
                 loss.backward()  # DistributedDataParallel divides the sum over processes by world
             batch_loss[0] += loss.detach() / world
-        if world > 1:  # agree on the loss, and on stopping
-            batch_loss[1] = float(stopping.signal or 0)
-            dist.all_reduce(batch_loss)
-            stopping.signal = stopping.signal or int(batch_loss[1]) or None
-        if not math.isfinite(batch_loss[0].item()):
+        batch_loss[1] = stopping.signal or 0
+        if world > 1:
+            dist.all_reduce(batch_loss, dist.ReduceOp.SUM)
+        mean_loss, agreed = batch_loss[0].item(), int(batch_loss[1])
+        if not math.isfinite(mean_loss):
             raise not_finite(step)
         if config.grad_clip:
             clip_gradients(model, config.grad_clip)
@@ -276,7 +281,7 @@ def main(argv: list[str]) -> int:
 
         step += 1
         tokens += count
-        train_loss = (train_loss[0] + batch_loss[0].item() * count, train_loss[1] + count)
+        train_loss = (train_loss[0] + mean_loss * count, train_loss[1] + count)
         busy_s += time.perf_counter() - step_started
         busy_tokens += count
         if not first:
@@ -287,26 +292,15 @@ def main(argv: list[str]) -> int:
             val_loss, val_step = look(), step
         if due or step % config.log_interval == 0:
             mean, speed = train_loss[0] / train_loss[1], busy_tokens / busy_s
-            folder.log(
-                step=step,
-                train_loss=mean,
-                val_loss=val_loss if due else None,
-                learning_rate=config.learning_rate * share,
-                tokens=tokens,
-                tokens_per_s=speed,
-                elapsed_s=time.perf_counter() - started,
-            )
-            bar.set_postfix_str(
-                f"loss {mean:.3f}, val loss {val_loss:.3f}, {speed:,.0f} characters/s"
-            )
+            log(mean, val_loss if due else None, config.learning_rate * share, speed)
+            words = f"loss {mean:.3f}, val loss {val_loss:.3f}, {speed:,.0f} characters/s"
+            bar.set_postfix_str(words)
             if due and not TERMINAL:
-                say(
-                    f"step {step}: loss {mean:.3f}, val loss {val_loss:.3f}, {speed:,.0f} characters/s"
-                )
+                say(f"step {step}: {words}")
             train_loss, busy_s, busy_tokens = (0.0, 0), 0.0, 0
         if due and not baselines:
             baselines = counting_baselines(corpus)
-        if due or stopping.signal:
+        if due or (stopping.signal if world == 1 else agreed):
             state = save()
             hand_back_memory()
         bar.update()
@@ -316,10 +310,10 @@ def main(argv: list[str]) -> int:
         dist.destroy_process_group()
     if first:
         folder.close()
-    if stopping.signal and step < config.max_iters:
+    if step < config.max_iters:
         if first:
             say(f"stopped at step {step}, saved in {folder.checkpoint}: go on with --resume")
-        return 128 + stopping.signal
+        return 128 + (stopping.signal or agreed)
     if first:
         for remembered in state.pop("optimizer"):
             for moments in remembered:  # they are in the checkpoint, and the page takes memory
@@ -339,15 +333,14 @@ def report(model: GPT, vocabulary: Vocabulary, state: dict, out_dir: Path) -> No
     seed = state["config"]["seed"]
     [poem] = Engine(model).generate(start, 80, Sampling(temperature=0.8), seed, stop=0)
     print("\na poem:", vocabulary.decode(poem).strip(BOUNDARY))
-    if state["config"]["probes"]:
-        probe = state["config"]["probes"][0]
-        map = capture(model, vocabulary, probe, state["step"], state["val_loss"])
-        print("\n" + look_at(map, "光" if "光" in probe else probe[-1], most=1))
-        page = out_dir / "attention.html"
-        size = write_run_page(out_dir, page, model, vocabulary, state)
-        print(
-            f"\nthe page: {page} ({size / 1e6:.2f} MB); more: python view.py {quoted(out_dir)} --help"
-        )
+    probe = state["config"]["probes"][0]
+    map = capture(model, vocabulary, probe, state["step"], state["val_loss"])
+    print("\n" + look_at(map, "光" if "光" in probe else probe[-1], most=1))
+    page = out_dir / "attention.html"
+    size = write_run_page(out_dir, page, model, vocabulary, state)
+    print(
+        f"\nthe page: {page} ({size / 1e6:.2f} MB); more: python view.py {quoted(out_dir)} --help"
+    )
     flag = "" if out_dir == Path(TrainConfig.out_dir) else f" --out_dir {quoted(out_dir)}"
     files = "ckpt.pt, metrics.jsonl, config.toml, attention/"
     print(f"in {out_dir}: {files}; next: python sample.py{flag}")
@@ -359,11 +352,6 @@ def not_finite(step: int) -> UsageError:
         f"the loss is not finite at step {step}: lower --learning_rate and --muon_learning_rate or "
         "set --grad_clip 1; the last good checkpoint is kept"
     )
-
-
-def say(text: str) -> None:
-    """A remark beside the results, which go to stdout."""
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

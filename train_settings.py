@@ -129,10 +129,10 @@ def check_memory(config: TrainConfig, model_config: GPTConfig, device: str) -> N
     attention = 0 if device.startswith("cuda") else c.n_head * c.block_size
     activations = tokens * c.n_layer * (30 * c.n_embd + attention)
     masks = (c.n_head + 2 * c.n_layer) * c.block_size**2
-    needed, memory = 4 * (4 * c.parameters + activations + masks), physical_memory()
+    needed, memory = 4 * (4 * c.parameters + activations + masks), physical_memory(device)
     if memory and needed > memory:
         raise UsageError(
-            f"these sizes need about {needed / 1e9:,.1f} GB, this machine has {memory / 1e9:,.1f}: "
+            f"these sizes need about {needed / 1e9:,.1f} GB, {device} has {memory / 1e9:,.1f}: "
             "take a smaller n_embd, n_layer, block_size or batch_size"
         )
 
@@ -167,9 +167,10 @@ def parse(argv: list[str], description: str = "") -> tuple[TrainConfig, bool, bo
 def check_same(config: TrainConfig, digest: str, state: dict) -> None:
     """Refuse to go on with another text or other sizes than those of the checkpoint, or to its
     past."""
-    if state["step"] > config.max_iters:
+    judged = state["val_step"] == state["step"]
+    if state["step"] > config.max_iters or (state["step"] == config.max_iters and not judged):
         raise UsageError(
-            f"the checkpoint is at step {state['step']}, behind max_iters {config.max_iters}: take a "
+            f"the checkpoint is at step {state['step']}, max_iters is {config.max_iters}: take a "
             "larger --max_iters"
         )
     names = (

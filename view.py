@@ -11,7 +11,6 @@ python view.py out/poems                         maps that `sample.py --maps out
 from __future__ import annotations
 
 import signal
-import sys
 import webbrowser
 from argparse import Namespace
 from collections.abc import Iterable
@@ -22,7 +21,7 @@ from typing import Any
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while importing: stop, no traceback
 
-from command_line import Parser, UsageError, run
+from command_line import Parser, UsageError, run, say
 from data.corpus import Corpus
 from data.trained_on import corpus_of
 from data.vocabulary import DataError, Vocabulary
@@ -89,7 +88,7 @@ def parse(argv: list[str]) -> Namespace:
     for name in ("out_dir", "html", "png", "png_loss", "json"):
         if getattr(args, name) == "":
             raise UsageError(f"{name} is empty: name a file or folder, or leave it out")
-    if any(len(text.splitlines()) > 1 for text in args.text):
+    if any("\n" in text for text in args.text):
         raise UsageError("--text takes one line: give --text again for another text")
     for name in ("query", "key"):
         if getattr(args, name) is not None and len(getattr(args, name)) != 1:
@@ -199,11 +198,6 @@ def make_page(args: Namespace, trained: Trained | None) -> None:
     say(f"wrote {page}, {size / 1e6:.2f} MB")
     if args.open and not webbrowser.open(page.resolve().as_uri()):
         say(f"no browser found: open {page} yourself")
-
-
-def say(text: str) -> None:
-    """A remark beside the results."""
-    print(text, file=sys.stderr, flush=True)
 
 
 def main(argv: list[str]) -> int:

@@ -58,7 +58,6 @@ class Batches:
         # A row is where it starts in the ids and how many targets it has; the shortest come first.
         order = np.argsort(lengths, kind="stable")
         self._starts, self._lengths = np.array(starts)[order], np.array(lengths)[order]
-        self.tokens = int(self._lengths.sum())  # targets in one epoch
         self._widths = padded(self._lengths)
         for run in _runs(self._widths):  # but none is wider than its longest text
             self._widths[run] = self._lengths[run[-1]]

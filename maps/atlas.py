@@ -27,7 +27,8 @@ what the row at hand gives such characters (for `meaning` also to what the colum
 smaller score counts). A head that looks at the same place of the line before has no `meaning`
 because couplets pair 天 with 地.
 
-Intervals draw poems (`bootstrap.ratio_interval`). A kind is clear of chance where the lower limit
+Intervals draw poems (`bootstrap.ratio_interval`); with fewer than MIN_POEMS that have its targets a kind
+has no score. A kind is clear of chance where the lower limit
 is above CLEAR and the kind takes LEAST_SHARE of the weight or more beyond chance, in the rows that
 have its targets. Among the clear kinds the one that takes most gives the name; punctuation and the
 start of the text only where nothing else is clear: much weight rests there in heads that do something
@@ -37,13 +38,13 @@ else when they can. No clear kind: "mixed".
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from maps.bootstrap import Interval, ratio_interval
 from maps.corpus_maps import attention_over
-from maps.evidence import MIN_DISTANCE, Cells, expected_weights
+from maps.evidence import MIN_DISTANCE, MIN_POEMS, Cells, expected_weights
 from maps.terminal import table
 from maps.verse import Verse, is_character, read_verse
 
@@ -75,11 +76,9 @@ class HeadScores:
 
     layer: int
     head: int
-    scores: dict[str, Interval | None]  # kind -> times chance, None where no poem has its targets
-    shares: dict[
-        str, float
-    ]  # kind -> share of the weight beyond chance, mean over rows with targets
-    kind: str = field(default="mixed")
+    scores: dict[str, Interval | None]  # kind -> times chance, None with few poems
+    shares: dict[str, float]  # kind -> share of the weight beyond chance, mean over its rows
+    kind: str
 
 
 def associated_pairs(
@@ -191,7 +190,7 @@ def score_heads(
 
     def shape_of(verse: Verse) -> tuple:
         """What depends on the poem's form alone: row kinds, and cells with their strata."""
-        key = verse.character.tobytes()
+        key = verse.character.tobytes() + verse.line.tobytes()  # a mark may stand within a line
         if key not in by_shape:
             kinds = row_kinds(verse)
             masks, counts = [], []
@@ -250,10 +249,12 @@ def score_heads(
             size = weights.shape[-1]
             flat = weights[:, :, place].reshape(heads, size * size)
             _, _, cells, numbers = shape_of(verses[poem])
-            same, pair = content_of(verses[poem], cells)
+            # Where a stratum has no ordinary characters, nothing says what chance would give.
+            judged = count[numbers] > 0
+            same, pair = (members & judged for members in content_of(verses[poem], cells))
             if not (same.any() or pair.any()):
                 continue
-            ordinary = ~(same | pair)
+            ordinary = judged & ~(same | pair)
             query, key = cells // size, cells % size
             seen, usual = flat[:, cells], mean[numbers].T  # (heads, N)
             for name, members, axis in (
@@ -278,7 +279,7 @@ def score_heads(
         used = rows[name] > 0
         clusters = [poem for poem, keep in zip(poems, used, strict=True) if keep]
         a, b = weight[name][used], expected[name][used]
-        if not clusters:
+        if len(set(clusters)) < MIN_POEMS:
             intervals[name], shares[name] = None, np.zeros(heads)
             continue
         intervals[name] = ratio_interval(clusters, a, b)

@@ -31,12 +31,12 @@ def cluster_sums(clusters: Sequence[Hashable], values: np.ndarray) -> np.ndarray
 
 
 @lru_cache(maxsize=1)
-def draws(clusters: int, seed: int = 0, resamples: int = RESAMPLES) -> np.ndarray:
-    """How often each cluster is drawn: (resamples, clusters), every row sums to `clusters`."""
-    drawn = np.random.default_rng(seed).integers(clusters, size=(resamples, clusters))
-    drawn += clusters * np.arange(resamples)[:, None]  # one counter for each resample and cluster
-    counts = np.bincount(drawn.ravel(), minlength=resamples * clusters)
-    return counts.reshape(resamples, clusters).astype(float)
+def draws(clusters: int, seed: int = 0) -> np.ndarray:
+    """How often each cluster is drawn: (RESAMPLES, clusters), every row sums to `clusters`."""
+    drawn = np.random.default_rng(seed).integers(clusters, size=(RESAMPLES, clusters))
+    drawn += clusters * np.arange(RESAMPLES)[:, None]  # one counter for each resample and cluster
+    counts = np.bincount(drawn.ravel(), minlength=RESAMPLES * clusters)
+    return counts.reshape(RESAMPLES, clusters).astype(float)
 
 
 def mean_interval(clusters: Sequence[Hashable], values: np.ndarray, seed: int = 0) -> Interval:

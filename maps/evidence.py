@@ -25,8 +25,8 @@ In formulas: with n_s occurrences and m_s other cells in stratum s, and b_s the 
     B_p  = sum of b_s over its occurrences + sum over its other cells of n_s / m_s · (w - b_s)
 
 (direct standardisation; the last sum is zero over all poems and carries what a poem does to b_s, to
-first order). The interval draws poems with replacement, 2,000 times, seeded, and takes the ratio of
-the drawn A and B: occurrences and baseline vary together (`bootstrap.ratio_interval`).
+first order). The interval draws poems with replacement, 2,000 times, seeded, so that occurrences and
+baseline vary together: a bootstrap-t of the ratio's logarithm (`bootstrap.ratio_interval`).
 
 The head is chosen on training poems (the head whose smaller lift is the greatest) and judged on
 held-out ones. One head chosen and judged has an honest interval; the table of all heads shows
@@ -237,10 +237,9 @@ def expected_weights(cells: Cells, values: np.ndarray, kind: int) -> np.ndarray:
     _, fine = np.unique(cells.stratum, return_inverse=True)
     close = pair & (np.bincount(fine[other], minlength=fine.size)[fine] >= MIN_MATCHES)
     result = np.zeros_like(values)
+    size = 1 + max(fine.max(initial=0), cells.distance.max(initial=0))
     for stratum, matched in ((fine, close), (cells.distance, pair & ~close)):
-        n, m = (
-            np.bincount(stratum[members], minlength=fine.size + 1) for members in (matched, other)
-        )
+        n, m = (np.bincount(stratum[members], minlength=size) for members in (matched, other))
         used = other & (n[stratum] > 0)
         total = np.zeros((len(n), *values.shape[1:]))
         np.add.at(total, stratum[used], values[used])

@@ -59,7 +59,7 @@ def look_at(map: AttentionMap, query: str, most: int = 4) -> str:
                     ]
                 )
     title = f"{query}（第 {i} 字）在每个头里最看重的字；{START} 是开头；权重不是解释"
-    heading, *lines = table(head, rows, left=3).splitlines()
+    heading, *lines = table(head, rows, left=3).split("\n")
     rule = "─" * width(heading)
     for layer in reversed(range(n_layer)):
         lines.insert(layer * n_head * most, rule)

@@ -51,15 +51,14 @@ def find_partners(
     poems: Sequence[str],
     maps: Iterable[tuple[Sequence[int], np.ndarray]],
     query: str,
-    heads: Sequence[tuple[int, int]] | None = None,
     best_heads: int = 2,
     top: int = 15,
     min_count: int = MIN_COUNT,
 ) -> list[Partner]:
     """The keys with the highest double lift, best first, `top` for each head.
 
-    heads: (layer, head) from 0; without them the `best_heads` heads whose LOOKED_FOR best keys have
-    the highest mean double lift. `maps` as from `attention_over`; poems without the query serve the
+    The heads are the `best_heads` ones whose LOOKED_FOR best keys have the highest mean double lift.
+    `maps` as from `attention_over`; poems without the query serve the
     popularity of keys.
     """
     verses = [read_verse("\n" + poem) for poem in poems]
@@ -89,11 +88,10 @@ def find_partners(
     def sums(numbers: np.ndarray, size: int, weights: np.ndarray | None = None) -> np.ndarray:
         return np.bincount(numbers, weights, size)
 
-    wanted = heads or list(np.ndindex(*shape))
     found: dict[tuple[int, int], tuple] = {}
     pair = key * (stratum.max() + 1) + stratum  # a key at a stratum
     n_strata, n_pairs = stratum.max() + 1, len(codes) * (stratum.max() + 1)
-    for layer, head in wanted:
+    for layer, head in np.ndindex(*shape):
         w = value[layer * shape[1] + head]
         own, own_n = sums(stratum[mine], n_strata, w[mine]), sums(stratum[mine], n_strata)
         of_key, of_key_n = sums(pair[mine], n_pairs, w[mine]), sums(pair[mine], n_pairs)
@@ -117,11 +115,9 @@ def find_partners(
         )
         smaller = _shrink(lifts.min(0), counts[candidates])
         found[layer, head] = (smaller, lifts, total, first, second)
-    if heads is None:
-        choosy = {at: np.sort(result[0])[-LOOKED_FOR:].mean() for at, result in found.items()}
-        wanted = sorted(choosy, key=lambda at: -choosy[at])[:best_heads]
+    choosy = {at: np.sort(result[0])[-LOOKED_FOR:].mean() for at, result in found.items()}
     partners = []
-    for layer, head in wanted:
+    for layer, head in sorted(choosy, key=lambda at: -choosy[at])[:best_heads]:
         smaller, lifts, total, first, second = found[layer, head]
         w = value[layer * shape[1] + head]
         for at in np.argsort(-smaller, kind="stable")[:top]:
@@ -154,7 +150,6 @@ def looks_for(
     vocabulary,
     documents: Sequence[str],
     query: str,
-    heads: Sequence[tuple[int, int]] | None = None,
     seed: int = 0,
     **options,
 ) -> list[Partner]:
@@ -167,7 +162,7 @@ def looks_for(
     poems = [*with_query, *(others[at] for at in sorted(drawn))]
     if not with_query:
         return []
-    return find_partners(poems, attention_over(model, vocabulary, poems), query, heads, **options)
+    return find_partners(poems, attention_over(model, vocabulary, poems), query, **options)
 
 
 def partner_dicts(partners: Sequence[Partner]) -> list[dict]:

@@ -46,7 +46,7 @@ NOTES = {
         f"位置按（句长、句中第几字、距离）匹配，不足 {MIN_MATCHES} 例时只按距离。",
         "头在训练诗上选（两个 lift 中较小者最大的头），在留出的诗上评。",
         f"区间：以诗为单位的 {LEVEL:.0%} bootstrap，{RESAMPLES} 次。少于 {MIN_POEMS} 首诗不给数字。",
-        "随机的头也会偏爱某些字对，所以要看对照：未训练的模型、别的字对、所有头的平均。",
+        "替一对字选出的头，总有些偏爱它，所以要看对照：未训练的模型、别的字对、所有头的平均。",
         "剪断：把 query→key 的权重设为 0，该行其余权重重新归一；"
         "看真正的下一个字的对数概率变了多少，与剪断离 key 最近的另一个字的边相比。",
     ],
@@ -60,7 +60,7 @@ NOTES = {
         "The head is chosen on training poems (greatest smaller lift) and judged on held-out poems.",
         f"Intervals: {LEVEL:.0%} bootstrap over poems, {RESAMPLES} draws. No number below "
         f"{MIN_POEMS} poems.",
-        "Random heads prefer some pairs too: compare with the untrained model, with other pairs and "
+        "A head chosen for a pair prefers it somewhat anyway: compare with the untrained model, with other pairs and "
         "with the mean over all heads.",
         "A cut sets the weight query→key to zero and renormalises the row; what counts is the change "
         "of the true next character's log-probability, beside a cut to the other character nearest to the key.",

@@ -82,7 +82,7 @@ def _model_of(state: dict[str, Any]) -> str:
     """What tells a model from those before and after it: the hash of its weights."""
     weights = sha256()
     for values in state["model"].values():
-        weights.update(values.numpy().tobytes())
+        weights.update(values.cpu().numpy().tobytes())
     return f"step {state['step']}, weights {weights.hexdigest()}"
 
 

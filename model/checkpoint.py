@@ -122,15 +122,10 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} {kind}: train anew or name another out_dir") from None
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise CheckpointError(f"{path} is no checkpoint of this program: train one with train.py")
-    missing = [name for name in KINDS if name not in state]
-    if missing:
-        raise CheckpointError(f"{path} lacks {', '.join(missing)}: train anew")
-    for name, kind in KINDS.items():
-        if not isinstance(state[name], kind):
-            raise CheckpointError(f"{path} holds no {kind.__name__} as {name}: train anew")
-    missing = [name for name in SETTINGS if name not in state["config"]]
-    if missing:
-        raise CheckpointError(f"{path} lacks the settings {', '.join(missing)}: train anew")
+    wrong = [name for name, kind in KINDS.items() if not isinstance(state.get(name), kind)]
+    wrong = wrong or [f"setting {name}" for name in SETTINGS if name not in state["config"]]
+    if wrong:
+        raise CheckpointError(f"{path} lacks or has spoilt: {', '.join(wrong)}; train anew")
     return state
 
 

@@ -20,8 +20,8 @@ def pick_device(name: str) -> str:
     cuda = torch.cuda.is_available()
     if name == "auto":
         return "cuda" if cuda else "cpu"
-    kind, _, number = name.partition(":")
-    if kind not in ("cpu", "cuda", "mps") or (number and not re.fullmatch("0|[1-9][0-9]?", number)):
+    kind, colon, number = name.partition(":")
+    if kind not in ("cpu", "cuda", "mps") or (colon and not re.fullmatch("0|[1-9][0-9]?", number)):
         raise MachineError(f"unknown device {name}: choose auto, cpu, cuda or mps")
     if kind == "cuda" and not cuda:
         raise MachineError("no CUDA device that this torch can use: take --device cpu")
@@ -33,9 +33,9 @@ def pick_device(name: str) -> str:
     return name
 
 
-def matmul_rate(dtype: torch.dtype, device: str = "cpu", size: int = 512, runs: int = 8) -> float:
-    """FLOP/s of square matrix products, the best of some runs."""
-    a = torch.ones(size, size, dtype=dtype, device=device)
+def matmul_rate(dtype: torch.dtype, size: int = 512, runs: int = 8) -> float:
+    """FLOP/s of square matrix products on the CPU, the best of some runs."""
+    a = torch.ones(size, size, dtype=dtype)
     best = float("inf")
     for _ in range(runs):
         start = time.perf_counter()
@@ -100,8 +100,10 @@ def _glibc() -> ctypes.CDLL | None:
         return None
 
 
-def physical_memory() -> int | None:
-    """Bytes of main memory, or None where the system does not say."""
+def physical_memory(device: str = "cpu") -> int | None:
+    """Bytes of memory that a device has, or None where the system does not say."""
+    if device.startswith("cuda"):
+        return torch.cuda.get_device_properties(device).total_memory
     if sys.platform == "win32":
         fields = [("length", ctypes.c_ulong), ("load", ctypes.c_ulong), ("total", ctypes.c_uint64)]
         rest = [(f"other{i}", ctypes.c_uint64) for i in range(6)]

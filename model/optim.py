@@ -184,14 +184,14 @@ def make_optimizers(
         {"params": stacked, "pieces": 3},
         {"params": [p for p in model.blocks.parameters() if p in others]},
     ]
-    output = {"params": list(model.lm_head.parameters()), "lr": output_lr}
+    head = list(model.lm_head.parameters())
     rows = [
         {
             "params": [model.wte.weight],
             "lr": embedding_lr,
             "weight_decay": weight_decay * output_lr / embedding_lr,
         },
-        output | {"weight_decay": weight_decay},
+        {"params": head, "lr": output_lr, "weight_decay": weight_decay},
         {"params": biases, "lr": muon_lr},
     ]
     optimizers = [Muon(matrices, muon_lr, muon_momentum, weight_decay), AdamW(rows)]

@@ -95,6 +95,50 @@ def test_scores_know_position_from_content(scored):
     assert scored["two lines back"].scores["rhyme"].value == pytest.approx(1, abs=0.1)
 
 
+def maps_of(poems, name):
+    def maps():
+        random = np.random.default_rng(0)
+        for number, poem in enumerate(poems):
+            yield [number], planted_heads(read_verse("\n" + poem), random)[name][None, None, None]
+
+    return maps
+
+
+@pytest.mark.parametrize("number", [1, 5, 12, 40])
+@pytest.mark.parametrize("text", ["verse", "prose"])
+def test_few_poems_give_no_number_or_a_finite_one(number, text):
+    poems = poems_of(number, 8, 5)
+    if text == "prose":  # lines of any length: at many places a single cell stands, and is the same
+        random = np.random.default_rng(0)
+        words = ["the", "cat", "sat", "on", "a", "mat", "and", "ate", "that", "rat", "while", "it"]
+        poems = [" ".join(random.choice(words, 3 + at % 7)) for at in range(number)]
+    scores = [score_heads(poems, maps_of(poems, name), ASSOCIATED) for name in ("flat", "random")]
+    for [head] in scores:
+        found = [score for score in head.scores.values() if score is not None]
+        assert all(np.isfinite(score).all() for score in found)
+        assert bool(found) == (number >= 12)
+    json.dumps([atlas_dict(heads) for heads in scores], allow_nan=False)
+
+
+def test_cells_that_nothing_can_be_compared_with_do_not_count():
+    lines = [
+        poem[:4] + poem[0] + poem[5:] for poem in poems_of(160, 1, 5)
+    ]  # the fifth is the first
+    poems = ["".join(lines[at : at + 4]) for at in range(0, len(lines), 4)]
+    [head] = score_heads(poems, maps_of(poems, "flat"), ASSOCIATED)
+    assert head.scores["same"].value == pytest.approx(1, abs=0.05)
+
+
+def test_poems_that_differ_in_a_mark_alone_are_told_apart():
+    """A pause within a line and the end of one are of the same kind to the cells, not to the lines."""
+    poems = poems_of(30, 4, 5)
+    paused = [poem.replace("，", "、") for poem in poems_of(30, 4, 5, seed=1)]
+    one, other = poems + paused, paused + poems
+    for kind in ("line_start", "couplet"):
+        [[first], [second]] = [score_heads(p, maps_of(p, kind), ASSOCIATED) for p in (one, other)]
+        assert first.scores[kind].value == pytest.approx(second.scores[kind].value)
+
+
 def test_same_has_the_planted_lift(scored):
     """Rows of a softmax share one whole: with other targets in the row a target gets less, so the
     lift is below the planted 20."""

@@ -102,7 +102,6 @@ def bad(tmp_path_factory, tiny_run) -> Path:
         },
         "other_moments": {"optimizer": [moments, state["optimizer"][1]]},
         "fewer_moments": {"optimizer": [state["optimizer"][0][1:], state["optimizer"][1]]},
-        "random_state": {"rng": torch.ones(3)},
         "other_vocabulary": {"characters": state["characters"][:-2]},
         "other_sizes": {"model_config": sizes | {"n_embd": 32}},
         "no_sizes": {"model_config": sizes | {"n_head": 3}},
@@ -250,6 +249,7 @@ CASES = [
     train("eleventh fold", "fold must be 0 to 9, not 10", "--fold=10"),
     train("unknown device", "unknown device tpu: choose auto, cpu", "--device=tpu"),
     train("device without number", "unknown device cpu:x: choose auto", "--device=cpu:x"),
+    train("device with a colon alone", "unknown device cpu:: choose auto", "--device=cpu:"),
     train("eighth processor", "no device cpu:7: the last one is cpu:0", "--device=cpu:7"),
     train("missing device", "take --device cpu", "--device=cuda:99"),
     train("unknown number format", "unknown dtype float8: choose", "--dtype=float8"),
@@ -290,11 +290,10 @@ CASES = [
     resume("pickle", "is damaged or not a checkpoint"),
     resume("evil", "is damaged or not a checkpoint"),
     resume("nanogpt", "is no checkpoint of this program"),
-    resume("lacking", "lacks model_config, characters"),
+    resume("lacking", "lacks or has spoilt: model_config, characters"),
     resume("other_version", "does not fit this model: Error(s) in loading state_dict"),
     resume("other_moments", "the optimizer's state is of other parameters"),
     resume("fewer_moments", "the optimizer's state is of other parameters"),
-    resume("random_state", "does not fit this model: RNG state"),
     # Samples
     *(
         sample(f"prompt: {name}", says, f"--prompt={text}")
@@ -311,8 +310,10 @@ CASES = [
     sample("negative top_k", "top_k must be 0 (all) or above", "--top_k=-5"),
     sample("top_p of nothing", "top_p must be above 0", "--top_p=0"),
     sample("top_p beyond all", "top_p must be above 0 and at most 1", "--top_p=1.5"),
-    sample("no samples", "num_samples must be 1 or above", "--num_samples=0"),
-    sample("no new characters", "max_new_tokens must be 1 or above", "--max_new_tokens=-3"),
+    sample("no samples", "num_samples must be 1 to 1,000,000, not 0", "--num_samples=0"),
+    sample(
+        "no new characters", "max_new_tokens must be 1 to 1,000,000, not -3", "--max_new_tokens=-3"
+    ),
     sample("empty form", "--form is empty: give it a value", "--form="),
     sample("empty folder for maps", "--maps is empty: give it a value", "--maps="),
     sample("unknown form", "unknown form 八绝: take 五绝", "--form=八绝"),
@@ -333,7 +334,7 @@ CASES = [
             ("evil", "is damaged or not a checkpoint"),
             ("nanogpt", "is no checkpoint of this program"),
             ("tensor", "is no checkpoint of this program"),
-            ("lacking", "lacks model_config"),
+            ("lacking", "lacks or has spoilt: model_config"),
             ("other_vocabulary", "does not fit this model"),
             ("other_version", "does not fit this model"),
             ("other_sizes", "does not fit this model"),

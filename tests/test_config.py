@@ -284,6 +284,13 @@ def test_exit_code_is_what_main_returns(monkeypatch):
     assert outcome_of(lambda argv: 143, monkeypatch) == 143
 
 
+def test_streams_that_are_closed_are_no_fault(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", None)
+    assert outcome_of(lambda argv: print("床"), monkeypatch) == 0
+    assert outcome_of(raising(UsageError("wrong")), monkeypatch) == 2
+
+
 @pytest.mark.parametrize(("console", "received"), [(True, b"?"), (False, "床".encode())])
 def test_a_stream_that_lacks_a_character(monkeypatch, console, received):
     monkeypatch.delenv("PYTHONIOENCODING", raising=False)

@@ -132,6 +132,16 @@ def test_too_few_poems_give_no_number():
     assert none.lift1 is None and np.isnan(none.weight)
 
 
+def test_few_cells_far_apart_are_counted():
+    poems = [first + "、" * 30 + last for first, last in ("月光", "月一", "一光")]
+    poems += [first + "、" * 40 + last for first, last in ("月一", "一光")]
+    cells = find_cells([read_verse("\n" + poem) for poem in poems], PAIR)
+    assert cells.distance.tolist() == [31, 31, 31, 41, 41]  # more than there are cells
+    for kind in (1, 2):
+        expected = expected_weights(cells, np.ones((5, 1, 1)), kind)
+        assert expected[:, 0, 0].tolist() == [1, 0, 0, 0, 0]
+
+
 @pytest.mark.parametrize(("pairs", "least"), [(30, 0.9), (150, 0.92)])
 def test_the_interval_covers_the_truth(pairs, least):
     """200 simulated heads with a lift of 4, each poem with a temper of its own."""

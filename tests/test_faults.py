@@ -1,5 +1,6 @@
 """Nothing is lost: kills, signals, full disks, two trainings in one folder, losses that blow up."""
 
+import errno
 import json
 import multiprocessing
 import os
@@ -16,7 +17,7 @@ from benchmarks.faults import kill_and_resume
 from data.batches import Batches
 from maps.run_page import ATLAS, EVIDENCE
 from model import checkpoint as checkpoint_module
-from model.checkpoint import load_checkpoint
+from model.checkpoint import load_checkpoint, save_checkpoint
 from model.optim import AdamW
 from run_folder import RunFolder
 from tests.conftest import Outcome, finish, metrics, run_script, start_script
@@ -222,6 +223,16 @@ def test_a_folder_is_free_again_when_its_training_ends(tmp_path):
     RunFolder(tmp_path, resume=False, overwrite=False).close()
 
 
+@posix
+def test_a_file_system_without_locks_is_remarked_upon(tmp_path, monkeypatch, capsys):
+    def flock(file, operation):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    RunFolder(tmp_path, resume=False, overwrite=False).close()
+    assert "cannot be locked (Function not implemented)" in capsys.readouterr().err
+
+
 def test_another_run_in_the_folder_is_neither_mixed_nor_lost(run, tiny_flags):
     before = contents(run)
     outcome = run_script("train.py", *tiny_flags, f"--out_dir={run}")
@@ -295,7 +306,7 @@ def test_a_run_without_a_checkpoint_can_only_begin_anew(run, tiny_flags, file):
         (["--probes", "春眠不觉晓"], "probes"),
         (["--data=data/poems.txt"], "text in data"),
         (["--learning_rate=0.1"], "learning_rate"),
-        (["--max_iters=19"], "the checkpoint is at step 20, behind max_iters 19: take a larger"),
+        (["--max_iters=19"], "the checkpoint is at step 20, max_iters is 19: take a larger"),
     ],
 )
 def test_going_on_with_other_settings_is_refused(run, change, says):
@@ -303,6 +314,12 @@ def test_going_on_with_other_settings_is_refused(run, change, says):
     outcome = run_script("train.py", "--resume", f"--out_dir={run}", "--max_iters=30", *change)
     assert refused(outcome, says)
     assert contents(run) == before
+
+
+def test_a_stop_is_not_made_the_end_without_a_last_look(run, monkeypatch):
+    save_checkpoint(run / "ckpt.pt", load_checkpoint(run / "ckpt.pt") | {"val_step": 10})
+    outcome = run_script("train.py", "--resume", f"--out_dir={run}")
+    assert refused(outcome, "the checkpoint is at step 20, max_iters is 20: take a larger")
 
 
 # A log cut off, a loss that blows up

@@ -175,6 +175,11 @@ def test_even_lines_rhyme_and_no_rhyme_comes_twice(engine, vocabulary, monkeypat
         assert len(set(rhyme_words(poem))) == FORMS[name].lines // 2
 
 
+def test_too_few_poems_to_learn_rhymes_from_are_refused(vocabulary):
+    with pytest.raises(DataError, match="too few training poems to learn rhymes from"):
+        RhymeMask(Rhymes(rhymed_poems()), vocabulary)  # seven or eight characters a rhyme
+
+
 def test_a_rhyme_goes_on_from_that_of_the_prompt(engine, vocabulary, monkeypatch):
     monkeypatch.setattr(Rhymes, "ENOUGH", 8)
     rhymes = Rhymes(rhymed_poems())

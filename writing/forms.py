@@ -131,7 +131,7 @@ class FormMask:
 
 class RhymeMask:
     """Which characters may come next so that even lines rhyme with the second one, none twice. The
-    width of the lines is that of a text's first one, so any form will do, kept by a mask or not."""
+    width of the lines is that of a text's first one, so any form will do, kept by a mask or not. Raises DataError where no rhyme has enough characters."""
 
     def __init__(self, rhymes: Rhymes, vocabulary: Vocabulary) -> None:
         require_marks(vocabulary)
@@ -140,6 +140,8 @@ class RhymeMask:
         sizes = np.bincount(self._groups + 1)[self._groups + 1]
         # The second line may end in any character with enough others to rhyme with.
         self._opening = (self._groups >= 0) & (sizes >= rhymes.ENOUGH)
+        if not self._opening.any():
+            raise DataError("too few training poems to learn rhymes from: leave out --rhyme")
 
     def _row(self, text: list[int]) -> np.ndarray | None:
         width = text.index(self._comma) if self._comma in text else 0
