@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
 from collections.abc import Iterable, Sequence
@@ -26,6 +27,17 @@ def require(*packages: str) -> None:
             f"{' and '.join(missing)} not installed: "
             "run `pip install -r benchmarks/requirements.txt`"
         )
+
+
+def positive(text: str) -> int:
+    """A count given as a flag, for argparse."""
+    try:
+        count = int(text)
+    except ValueError:
+        count = 0
+    if count < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number, 1 or more, not {text}")
+    return count
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

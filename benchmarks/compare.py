@@ -11,17 +11,16 @@ until its last epoch, and beside that stands what it reaches with the regular po
 
 from __future__ import annotations
 
-import sys
 from statistics import mean, median
 
 import torch
 
-from benchmarks.common import ROOT, SIZES, publish, table
+from benchmarks.common import ROOT, SIZES, positive, publish, table
 from benchmarks.flops import FORMULA, peak, training_flops
 from benchmarks.memory import megabytes
 from benchmarks.plot import plot
 from benchmarks.runs import Log, Memory, reference, seconds_to_first_step, train
-from command_line import Parser
+from command_line import Parser, say
 from data.batches import IGNORE, Batches
 from data.corpus import POEMS, Corpus, read_documents
 from model.gpt import GPTConfig
@@ -34,9 +33,9 @@ Rows = list[tuple[str, str, str]]  # what, value, goal
 
 def main(argv: list[str]) -> None:
     """Measure, print the table, keep it in RESULTS.md and the picture in docs/."""
-    parser = Parser(prog="benchmarks training", description=__doc__.splitlines()[0])
+    parser = Parser(prog="-m benchmarks training", description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="two minutes; keep nothing")
-    parser.add_argument("--seeds", type=int, default=3, help="trainings of each kind")
+    parser.add_argument("--seeds", type=positive, default=3, help="trainings of each kind")
     args = parser.parse_args(argv)
     rows = start(1 if args.quick else 3)
     if args.quick:
@@ -50,11 +49,6 @@ def main(argv: list[str]) -> None:
         f"\n\n{table(('', 'measured', 'goal'), rows)}\n\nFLOPs a character: {FORMULA}."
     )
     publish("training", text, keep=not args.quick)
-
-
-def say(text: str) -> None:
-    """Progress, on stderr."""
-    print(text, file=sys.stderr, flush=True)
 
 
 def start(runs: int) -> Rows:

@@ -4,14 +4,15 @@ their heads say about 光→月, one by one and pooled: the tables of docs/evide
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.common import ROOT, publish
-from command_line import Parser, UsageError
+from benchmarks.runs import execute
+from command_line import Parser, UsageError, say
+from data.corpus import FOLDS, read_texts
 from data.trained_on import corpus_of
 from data.vocabulary import Vocabulary
 from maps.report import (
@@ -41,8 +42,9 @@ def train(out_dir: Path, fold: int, settings: Sequence[str]) -> None:
         former = state["config"] | ({} if config.probes else {"probes": []})
         if state["step"] == config.max_iters and former == wanted:
             return
-    command = [sys.executable, str(ROOT / "train.py"), "--overwrite", *flags]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    say(f"training without tenth {fold} ...")
+    # In the folder we were started in: the settings may name files from there.
+    execute([sys.executable, str(ROOT / "train.py"), "--overwrite", *flags], cwd=Path.cwd())
 
 
 def judge(out_dir: Path, query: str, key: str) -> tuple[Evidence, float]:
@@ -63,7 +65,7 @@ def judge(out_dir: Path, query: str, key: str) -> tuple[Evidence, float]:
 
 def main(argv: list[str]) -> int:
     """Train what is missing, judge, pool, print; returns the exit code."""
-    parser = Parser(prog="benchmarks evidence", description=__doc__)
+    parser = Parser(prog="-m benchmarks evidence", description=__doc__)
     parser.add_argument("--out_dir", default="out/evidence", help="where the trainings lie")
     parser.add_argument(
         "--train",
@@ -72,7 +74,7 @@ def main(argv: list[str]) -> int:
         metavar="NAME=VALUE",
         help="other settings than the default's",
     )
-    parser.add_argument("--trainings", type=int, default=5, help="how many, 1 to 10")
+    parser.add_argument("--trainings", type=int, default=5, help=f"how many, 1 to {FOLDS}")
     parser.add_argument("--query", default="光")
     parser.add_argument("--key", default="月")
     parser.add_argument("--keep", action="store_true", help=f"put the tables in {DOCUMENT.name}")
@@ -82,6 +84,17 @@ def main(argv: list[str]) -> int:
         raise UsageError(
             f"{DOCUMENT.name} is about the default settings: leave out --keep or --train"
         )
+    if not 1 <= args.trainings <= FOLDS:
+        raise UsageError(f"trainings must be 1 to {FOLDS}, not {args.trainings}")
+    for name in ("query", "key"):
+        if len(getattr(args, name)) != 1:
+            raise UsageError(f"--{name} takes one character, not {getattr(args, name)!r}")
+    if args.json is not None and (Path(args.json).is_dir() or not Path(args.json).parent.is_dir()):
+        raise UsageError(f"cannot write {args.json!r}: name a file in a folder that exists")
+    config, *_ = parse([f"--{setting}" for setting in args.train])
+    documents, *_ = read_texts(config.data, config.extra_data)
+    # An unknown character is refused now, not after a training.
+    Vocabulary.of(documents).encode(args.query + args.key)
     judged, parts = [], {}
     for fold in range(args.trainings):
         out_dir = Path(args.out_dir) / f"fold{fold}"

@@ -24,8 +24,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.common import publish, table
-from command_line import Parser, UsageError
+from benchmarks.common import positive, publish, table
+from command_line import Parser, say
 from data.corpus import POEMS
 from maps.capture import MapError, load_map, map_path
 from model.checkpoint import CheckpointError, load_checkpoint
@@ -249,18 +249,16 @@ def kill_and_resume(folder: Path, kills: int, seed: int = 0, progress=None) -> T
 
 def main(argv: list[str]) -> int:
     """Kill, resume, compare; returns the exit code."""
-    parser = Parser(prog="benchmarks faults", description=__doc__.splitlines()[0])
-    parser.add_argument("--kills", type=int, default=200, help="how often to kill")
+    parser = Parser(prog="-m benchmarks faults", description=__doc__.splitlines()[0])
+    parser.add_argument("--kills", type=positive, default=200, help="how often to kill")
     parser.add_argument("--seed", type=int, default=0, help="seed of the moments")
     parser.add_argument("--quick", action="store_true", help="20 kills; keep nothing")
     args = parser.parse_args(argv)
     kills = 20 if args.quick else args.kills
-    if kills < 1:
-        raise UsageError(f"kills must be 1 or above, not {kills}")
 
     def progress(number: int) -> None:
         if number % 10 == 0:
-            print(f"{number} of {kills} kills", file=sys.stderr, flush=True)
+            say(f"{number} of {kills} kills")
 
     with tempfile.TemporaryDirectory() as folder:
         try:

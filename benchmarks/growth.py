@@ -34,7 +34,7 @@ def poems() -> Tensor:
 
 def main(argv: list[str]) -> None:
     """Print the table of growth and keep it in RESULTS.md."""
-    parser = Parser(prog="benchmarks growth", description=__doc__)
+    parser = Parser(prog="-m benchmarks growth", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer steps and sizes; keep nothing")
     quick = parser.parse_args(argv).quick
     set_up_memory()
@@ -62,7 +62,7 @@ def main(argv: list[str]) -> None:
         f"Base: n_layer {BASE.n_layer}, n_head {BASE.n_head}, n_embd {BASE.n_embd}, vocabulary "
         f"{BASE.vocab_size:,}, texts of {BASE.block_size}, {BATCH:,} characters a step; one size "
         f"changes at a time. {str(dtype).removeprefix('torch.')} products, peak "
-        f"{best / 1e9:,.0f} GFLOP/s. The texts are the poems, without their borders. FLOPs: {FORMULA}, "
-        "with T the block size and r the share of rare characters.\n\n"
+        f"{best / 1e9:,.0f} GFLOP/s. The texts are cut from the poems in a row, without regard to their "
+        f"borders. FLOPs: {FORMULA}, with T the block size and r the share of rare characters.\n\n"
     )
     publish("growth", head + table(header, rows), keep=not quick)

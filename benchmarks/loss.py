@@ -104,7 +104,7 @@ def print_memory(name: str, dtype: str) -> None:
 
 def main(argv: list[str]) -> None:
     """Print the table and keep it in RESULTS.md."""
-    parser = Parser(prog="benchmarks loss", description=__doc__)
+    parser = Parser(prog="-m benchmarks loss", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer rounds; keep nothing")
     parser.add_argument("--dtype", choices=DTYPES, help="this number format alone")
     parser.add_argument("--memory_of", choices=WAYS, help="print what this way adds, in MB")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from benchmarks.common import ROOT, publish, table
+from benchmarks.common import ROOT, positive, publish, table
 from benchmarks.runs import Memory, train
 from command_line import Parser
 
@@ -31,9 +31,9 @@ def verdict(memory: Memory, steps: int) -> str:
 
 def main(argv: list[str]) -> None:
     """Train with the default config for `--steps` steps; print the table and keep it."""
-    parser = Parser(prog="benchmarks memory", description=__doc__)
+    parser = Parser(prog="-m benchmarks memory", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="200 steps; keep nothing")
-    parser.add_argument("--steps", type=int, default=5000)
+    parser.add_argument("--steps", type=positive, default=5000)
     args = parser.parse_args(argv)
     steps = 200 if args.quick else args.steps
     out_dir = ROOT / "out" / "benchmarks" / "memory"

@@ -99,7 +99,7 @@ def measure(browser: Any, path: Path, rounds: int) -> dict[str, list[float]]:
 
 def main(argv: list[str]) -> None:
     """Print the table and keep it in RESULTS.md."""
-    parser = Parser(prog="benchmarks page", description=__doc__.splitlines()[0])
+    parser = Parser(prog="-m benchmarks page", description=__doc__.splitlines()[0])
     parser.add_argument("run", nargs="?", help="folder of a run, to measure its page too")
     parser.add_argument("--quick", action="store_true", help="fewer rounds; keep nothing")
     args = parser.parse_args(argv)

@@ -12,26 +12,31 @@ from benchmarks.steps import Step
 from command_line import Parser
 from data.batches import Batches
 from data.corpus import POEMS, Corpus, read_documents
-from model.gpt import GPTConfig
 from model.machine import pick_dtype, set_up_memory
+from train_settings import TrainConfig, check_memory
 
 WARM = 5  # steps before anything is timed
 
 
 def main(argv: list[str]) -> None:
     """Print both tables and keep them in RESULTS.md."""
-    parser = Parser(prog="benchmarks profile", description=__doc__)
+    parser = Parser(prog="-m benchmarks profile", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer steps; keep nothing")
-    parser.add_argument("--n_layer", type=int, default=GPTConfig.n_layer)
-    parser.add_argument("--n_embd", type=int, default=GPTConfig.n_embd)
-    parser.add_argument("--batch_size", type=int, default=2304, help="characters in a step")
+    parser.add_argument("--n_layer", type=int, default=TrainConfig.n_layer)
+    parser.add_argument("--n_embd", type=int, default=TrainConfig.n_embd)
+    parser.add_argument(
+        "--batch_size", type=int, default=TrainConfig.batch_size, help="characters in a step"
+    )
     parser.add_argument("--dtype", default="auto", help="float32, bfloat16 or auto")
     args = parser.parse_args(argv)
+    settings = TrainConfig(n_layer=args.n_layer, n_embd=args.n_embd, batch_size=args.batch_size)
     set_up_memory()
+    dtype = pick_dtype(args.dtype, "cpu")
     corpus = Corpus(read_documents(POEMS))
-    config = GPTConfig(len(corpus.vocabulary), n_layer=args.n_layer, n_embd=args.n_embd)
+    config = settings.model_config(len(corpus.vocabulary))
+    check_memory(settings, config, "cpu")
     batches = Batches(corpus.train, corpus.vocabulary, config.block_size, args.batch_size)
-    step = Step(config, pick_dtype(args.dtype, "cpu"), timed=True)
+    step = Step(config, dtype, timed=True)
 
     steps = 10 if args.quick else 50
     tokens = 0

@@ -12,8 +12,8 @@ from __future__ import annotations
 from pathlib import Path
 from statistics import fmean
 
-from benchmarks.common import ROOT, publish, table
-from command_line import Parser
+from benchmarks.common import ROOT, positive, publish, table
+from command_line import Parser, UsageError
 from data.trained_on import corpus_of
 from data.vocabulary import BOUNDARY, Vocabulary
 from model.checkpoint import load_model
@@ -44,14 +44,18 @@ def measure(name: str, poems: list[str], rhymes: Rhymes, index: NoveltyIndex) ->
 
 def main(argv: list[str]) -> None:
     """Write poems with each setting, print the table and keep it in RESULTS.md."""
-    parser = Parser(prog="benchmarks quality", description=__doc__.splitlines()[0])
+    parser = Parser(prog="-m benchmarks quality", description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="50 poems; keep nothing")
     parser.add_argument("--out_dir", default=str(ROOT / "out" / "tang"), help="the run to judge")
-    parser.add_argument("--num_samples", type=int, default=500, help="poems of each setting")
+    parser.add_argument("--num_samples", type=positive, default=500, help="poems of each setting")
     parser.add_argument("--temperature", type=float, default=0.8)
     parser.add_argument("--seed", type=int, default=1337)
     args = parser.parse_args(argv)
     count = 50 if args.quick else args.num_samples
+    try:
+        sampling = Sampling(args.temperature)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
 
     model, characters, state = load_model(Path(args.out_dir) / "ckpt.pt")
     vocabulary, corpus, engine = Vocabulary(characters), corpus_of(state), Engine(model)
@@ -68,7 +72,7 @@ def main(argv: list[str]) -> None:
             found = engine.generate(
                 [[0]] * len(numbers),
                 80,
-                Sampling(args.temperature),
+                sampling,
                 args.seed,
                 numbers,
                 stop=0,

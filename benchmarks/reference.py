@@ -23,11 +23,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.common import ROOT, SIZES
+from benchmarks.common import ROOT, SIZES, positive, require
 from command_line import Parser, run
 from data.batches import IGNORE, Batches
 from data.corpus import EXTRA_POEMS, POEMS, Corpus, read_documents
-from data.vocabulary import BOUNDARY
+from data.vocabulary import BOUNDARY, DataError
 
 WINDOW, ROWS = 64, 12
 PEAK, LOW, WARMUP = 1e-3, 1e-4, 100
@@ -81,14 +81,15 @@ def _loss(logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
 
 def main(argv: list[str]) -> int:
     """Train and write out_dir/metrics.jsonl, whose fields mean what train.py's do."""
-    parser = Parser(prog="benchmarks.reference", description=__doc__.splitlines()[0])
+    parser = Parser(prog="-m benchmarks.reference", description=__doc__.splitlines()[0])
     parser.add_argument("--out_dir", type=Path, default=ROOT / "out" / "benchmarks" / "reference")
-    parser.add_argument("--max_iters", type=int, default=2000, help="training steps")
+    parser.add_argument("--max_iters", type=positive, default=2000, help="training steps")
     parser.add_argument("--eval_interval", type=int, default=250, help="steps; 0: not at all")
-    parser.add_argument("--log_interval", type=int, default=10, help="steps")
+    parser.add_argument("--log_interval", type=positive, default=10, help="steps")
     parser.add_argument("--seed", type=int, default=1337)
     parser.add_argument("--extra", action="store_true", help="read the extra poems too")
     args = parser.parse_args(argv)
+    require("transformers")
 
     config = tomllib.loads((ROOT / "configs" / "tang.toml").read_text(encoding="utf-8"))
     extra = read_documents(EXTRA_POEMS) if args.extra else ()
@@ -137,4 +138,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    run(main)
+    run(main, DataError)

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from bisect import bisect_left
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -52,16 +51,6 @@ class Log:
                 return self.seconds[i - 1] + share * (self.seconds[i] - self.seconds[i - 1])
         return None
 
-    def loss_at(self, seconds: float) -> float:
-        """Held-out loss at a time, on straight lines between evaluations; the last one after it."""
-        i = bisect_left(self.seconds, seconds)
-        if i == len(self.seconds):
-            return self.losses[-1]
-        if i == 0:
-            return self.losses[0]
-        share = (seconds - self.seconds[i - 1]) / (self.seconds[i] - self.seconds[i - 1])
-        return self.losses[i - 1] + share * (self.losses[i] - self.losses[i - 1])
-
 
 @dataclass
 class Memory:
@@ -95,12 +84,12 @@ def command(script: str, flags: dict[str, object]) -> list[str]:
     return [sys.executable, *start, *(f"--{k}={v}" for k, v in flags.items())]
 
 
-def execute(line: list[str], interval: float = 0.5) -> Memory:
+def execute(line: list[str], interval: float = 0.5, cwd: Path = ROOT) -> Memory:
     """Run a command to its end, watching its memory. Raises UsageError with its last words where it
     fails."""
     memory, words = Memory(), []
     process = subprocess.Popen(
-        line, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, encoding="utf-8"
+        line, cwd=cwd, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, encoding="utf-8"
     )
     reader = threading.Thread(target=lambda: words.extend(process.stderr))
     reader.start()

@@ -73,7 +73,7 @@ def a_model() -> tuple[GPT, float]:
 
 def main(argv: list[str]) -> None:
     """Print the table and keep it in RESULTS.md."""
-    parser = Parser(prog="benchmarks sampling", description=__doc__.splitlines()[0])
+    parser = Parser(prog="-m benchmarks sampling", description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="fewer rounds; keep nothing")
     rounds = 3 if parser.parse_args(argv).quick else 15
 

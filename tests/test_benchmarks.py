@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks import common
+from benchmarks import common, reference
 from benchmarks.__main__ import NAMES, main
 from benchmarks.common import publish, require, table
 from benchmarks.evidence import FIRST_SEED
@@ -18,7 +18,7 @@ from benchmarks.steps import Step
 from command_line import UsageError
 from model.checkpoint import load_checkpoint
 from model.gpt import GPT, CausalSelfAttention, GPTConfig
-from tests.conftest import TINY, same
+from tests.conftest import TINY, run_script, same
 
 
 @pytest.mark.parametrize("T", [4, 8])
@@ -51,11 +51,8 @@ def test_log_times_steps_alone_and_reads_between_evaluations(tmp_path):
     )
     assert found.seconds == [0, 4, 5]
     assert found.steps == 3 and found.total_s == 5
-    assert found.loss_at(4.5) == 6.5 and found.loss_at(2) == 8 and found.loss_at(99) == 6
     assert found.time_to(8) == 2 and found.time_to(6.25) == 4.75 and found.time_to(9) == 0
     assert found.time_to(5.9) is None
-    for loss in (8.5, 7, 6.1):
-        assert math.isclose(found.loss_at(found.time_to(loss)), loss)
 
 
 def test_time_to_a_loss_is_the_first_one_where_the_curve_turns_back(tmp_path):
@@ -99,6 +96,61 @@ def test_missing_peer_is_answered_with_the_command_that_installs_it(monkeypatch)
         if packages:
             with pytest.raises(UsageError, match="pip install -r benchmarks/requirements.txt"):
                 main([name])
+
+
+COUNT = "must be a whole number, 1 or more, not"
+CHARACTER = "takes one character, not"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "work", "says"),
+    [
+        ("training --seeds 0", "compare.start", f"--seeds: {COUNT} 0"),
+        ("training --quick --seeds=-1", "compare.start", f"--seeds: {COUNT} -1"),
+        ("memory --steps 0", "memory.train", f"--steps: {COUNT} 0"),
+        ("memory --steps many", "memory.train", f"--steps: {COUNT} many"),
+        ("faults --kills 0", "faults.kill_and_resume", f"--kills: {COUNT} 0"),
+        ("profile --n_embd 100", "profile.read_documents", "100 is not divisible by n_head 8"),
+        ("profile --n_layer 0", "profile.read_documents", "n_layer must be at least 1, not 0"),
+        ("profile --batch_size 0", "profile.read_documents", "batch_size must be above zero"),
+        ("profile --dtype float", "profile.read_documents", "unknown dtype float"),
+        ("profile --n_embd 8000000", "profile.Step", "these sizes need about"),
+        ("quality --num_samples 0", "quality.load_model", f"--num_samples: {COUNT} 0"),
+        ("quality --temperature -1", "quality.load_model", "temperature must be 0 or above"),
+        ("quality --temperature nan", "quality.load_model", "temperature must be 0 or above"),
+        ("evidence --trainings 0", "evidence.train", "trainings must be 1 to 10, not 0"),
+        ("evidence --trainings 11", "evidence.train", "trainings must be 1 to 10, not 11"),
+        ("evidence --query=", "evidence.train", f"--query {CHARACTER} ''"),
+        ("evidence --query 光明", "evidence.train", f"--query {CHARACTER} '光明'"),
+        ("evidence --query Q", "evidence.train", "the model does not know Q"),
+        ("evidence --key=", "evidence.train", f"--key {CHARACTER} ''"),
+        ("evidence --key 月光", "evidence.train", f"--key {CHARACTER} '月光'"),
+        ("evidence --json=", "evidence.train", "cannot write ''"),
+        ("evidence --json nowhere/a.json", "evidence.train", "cannot write 'nowhere/a.json'"),
+    ],
+)
+def test_wrong_flags_are_refused_in_one_line_before_any_work(arguments, work, says, monkeypatch):
+    monkeypatch.setattr(common, "find_spec", lambda name: True)  # no peer is needed here
+    monkeypatch.setattr(f"benchmarks.{work}", lambda *args, **settings: pytest.fail("it began"))
+    outcome = run_script("benchmarks/__main__.py", *arguments.split())
+    assert outcome.code == 2 and outcome.out == ""
+    assert outcome.err.startswith("benchmarks: error: ") and says in outcome.err
+    assert outcome.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("flags", ["--max_iters=0", "--log_interval=0"])
+def test_reference_refuses_counts_of_zero(flags, monkeypatch):
+    monkeypatch.setattr(reference, "build", lambda vocab_size: pytest.fail("it began"))
+    with pytest.raises(UsageError, match=f"{COUNT} 0; see `python -m benchmarks.reference --help`"):
+        reference.main([flags])
+
+
+def test_a_training_of_evidence_that_fails_is_told_by_its_last_words(tmp_path):
+    flags = [f"--out_dir={tmp_path}", "--trainings=1", "--train", "dtype=float"]
+    outcome = run_script("benchmarks/__main__.py", "evidence", *flags)
+    started, error = outcome.err.splitlines()
+    assert outcome.code == 2 and started == "training without tenth 0 ..."
+    assert error.startswith("benchmarks: error: `") and "train.py: error: unknown dtype" in error
 
 
 def test_evidence_keeps_ended_trainings_of_the_same_settings_alone(tiny_corpus, tmp_path, capsys):

@@ -1,11 +1,17 @@
 """The rules that clean the corpus, each on small inputs with its defect, and the shipped file."""
 
+import errno
+import io
 import json
+import os
 import re
+import subprocess
 import sys
+import tarfile
 from collections import Counter, defaultdict
 from hashlib import sha256
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -187,6 +193,8 @@ def package(folder: Path, *poems: str) -> Path:
         ("poet.tang.1000.json", records[1:]),
         ("poet.tang.0.json", records[:1]),
         ("poet.song.0.json", [{"paragraphs": ["宋"]}]),
+        ("poet.tang.all.json", [{"paragraphs": ["誤"]}]),
+        ("poet.tang.0.old.json", [{"paragraphs": ["誤"]}]),
         ("authors.tang.json", [{"name": "李白"}]),
         ("error/poet.tang.0.json", [{"paragraphs": ["誤"]}]),
     ):
@@ -230,6 +238,98 @@ def test_missing_tools_are_named(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "opencc", None)
     with pytest.raises(DataError, match="OpenCC is missing.*requirements-dev.txt"):
         prepare.converter()
+
+
+def packed(*files: tuple[str, bytes]) -> bytes:
+    """What `npm pack` makes of some files of Tang poems."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        for name, content in files:
+            member = tarfile.TarInfo(f"package/dist/quantangshi/{name}")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return packed.getvalue()
+
+
+@pytest.fixture
+def npm(monkeypatch):
+    """Lets a test say which archive npm fetches."""
+
+    def give(archive: bytes) -> None:
+        def run(command, cwd, **options):
+            with open(cwd / "chinese-poetry.tgz", "wb") as file:
+                file.write(archive)
+            return subprocess.CompletedProcess(command, 0, "", "")
+
+        monkeypatch.setattr(prepare.shutil, "which", lambda name: name)
+        monkeypatch.setattr(prepare.subprocess, "run", run)
+
+    return give
+
+
+RECORDS = json.dumps([{"paragraphs": [POEM]}]).encode()
+ARCHIVE = packed(
+    ("poet.tang.0.json", RECORDS), ("poet.tang.all.json", b"[1]"), ("poet.tang.1.json", b"[]")
+)
+NOISE = packed(("poet.tang.0.json", Random(0).randbytes(300_000)))
+SPOILT = {
+    "empty": b"",
+    "no archive": b"no archive",
+    "truncated": ARCHIVE[: len(ARCHIVE) // 2],
+    "flipped": ARCHIVE[:10] + b"\xff" * 99,
+    "flipped within a file": NOISE[: len(NOISE) // 2] + b"\xff" * len(NOISE),
+}
+
+
+def test_fetched_poems_are_those_of_numbered_files(npm, tmp_path):
+    npm(ARCHIVE)
+    assert prepare.read_poems(prepare.fetch(tmp_path)) == [(0, POEM)]
+    assert not (tmp_path / "poet.tang.all.json").exists()
+
+
+@pytest.mark.parametrize("how", SPOILT)
+def test_a_spoilt_archive_is_one_line(convert, npm, tmp_path, capsys, how):
+    npm(SPOILT[how])
+    assert prepare.main(["--out", str(tmp_path / "poems.txt")]) == 2
+    fetching, message = capsys.readouterr().err.splitlines()
+    assert fetching.startswith("fetching ")
+    assert message.startswith("prepare.py: error: cannot unpack chinese-poetry@2.0.1 (")
+    assert message.endswith("or use --source DIR instead") and not list(tmp_path.iterdir())
+
+
+def full(*arguments) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def interrupted(*arguments) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_full_disk_while_unpacking_is_one_line(convert, npm, tmp_path, monkeypatch, capsys):
+    npm(ARCHIVE)
+    monkeypatch.setattr(Path, "write_bytes", full)
+    assert prepare.main(["--out", str(tmp_path / "poems.txt")]) == 2
+    _, message = capsys.readouterr().err.splitlines()
+    assert "cannot unpack" in message and os.strerror(errno.ENOSPC) in message
+
+
+@pytest.mark.parametrize(
+    ("replace", "text", "raised"),
+    [
+        (os.replace, "\ud800", UnicodeEncodeError),
+        (interrupted, POEM, KeyboardInterrupt),
+        (full, POEM, DataError),
+    ],
+)
+def test_nothing_is_left_of_a_file_that_was_not_written(
+    tmp_path, monkeypatch, replace, text, raised
+):
+    path = tmp_path / "poems.txt"
+    prepare.write(path, OTHER)
+    monkeypatch.setattr(prepare.os, "replace", replace)
+    with pytest.raises(raised):
+        prepare.write(path, text)
+    assert list(tmp_path.iterdir()) == [path] and path.read_text(encoding="utf-8") == OTHER
 
 
 @pytest.mark.network
