@@ -50,7 +50,8 @@ class TrainConfig:
     muon_momentum: float = setting(0.9, "momentum of the blocks' gradients (Muon)")
     weight_decay: float = setting(
         0.1,
-        "decay of the blocks' matrices and of the output layer; the embedding loses as much a step as that layer",
+        "decay of the blocks' matrices and of the output layer; the embedding loses as much a step as "
+        "that layer",
     )
     warmup_iters: int = setting(20, "steps in which the learning rate rises")
     cooldown: float = setting(1.0, "last share of the steps, in which it falls to zero")
@@ -139,10 +140,11 @@ def check_memory(config: TrainConfig, model_config: GPTConfig, device: str) -> N
 
 def parse(argv: list[str], description: str = "") -> tuple[TrainConfig, bool, bool]:
     """The settings, and whether to resume or overwrite."""
-    where = "Defaults hold where neither a flag nor the TOML file says otherwise; configs/tang.toml also sets"
-    parser = Parser(
-        prog="train.py", description=description, epilog=f"{where} probes and extra_data."
+    where = (
+        "Defaults hold where neither a flag nor the TOML file says otherwise; configs/tang.toml also "
+        "sets probes and extra_data."
     )
+    parser = Parser(prog="train.py", description=description, epilog=where)
     parser.add_argument(
         "config", nargs="?", help="TOML file, configs/tang.toml where none is named"
     )

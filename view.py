@@ -69,8 +69,8 @@ def parse(argv: list[str]) -> Namespace:
     add(
         "--evidence",
         action="store_true",
-        help="with --key: measure on unseen poems whether query attends to it; without: whom query looks "
-        "for, in all poems",
+        help="with --key: measure on unseen poems whether query attends to it; without: whom query "
+        "looks for, in all poems",
     )
     add("--atlas", action="store_true", help="say what each head does")
     add("--json", metavar="F", help="write the evidence or the atlas as JSON")

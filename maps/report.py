@@ -60,10 +60,11 @@ NOTES = {
         "The head is chosen on training poems (greatest smaller lift) and judged on held-out poems.",
         f"Intervals: {LEVEL:.0%} bootstrap over poems, {RESAMPLES} draws. No number below "
         f"{MIN_POEMS} poems.",
-        "A head chosen for a pair prefers it somewhat anyway: compare with the untrained model, with other pairs and "
-        "with the mean over all heads.",
+        "A head chosen for a pair prefers it somewhat anyway: compare with the untrained model, with "
+        "other pairs and with the mean over all heads.",
         "A cut sets the weight query→key to zero and renormalises the row; what counts is the change "
-        "of the true next character's log-probability, beside a cut to the other character nearest to the key.",
+        "of the true next character's log-probability, beside a cut to the other character nearest to "
+        "the key.",
     ],
 }
 MOST = 100.0  # times; what lies above is shown as this

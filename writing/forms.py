@@ -131,7 +131,8 @@ class FormMask:
 
 class RhymeMask:
     """Which characters may come next so that even lines rhyme with the second one, none twice. The
-    width of the lines is that of a text's first one, so any form will do, kept by a mask or not. Raises DataError where no rhyme has enough characters."""
+    width of the lines is that of a text's first one, so any form will do, kept by a mask or not. Raises
+    DataError where no rhyme has enough characters."""
 
     def __init__(self, rhymes: Rhymes, vocabulary: Vocabulary) -> None:
         require_marks(vocabulary)
