@@ -77,7 +77,7 @@ def set_up_memory() -> None:
     only as many as a step needs are: it would keep 1,024, and torch's layer above it as many again.
     """
     for cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
-        os.environ.setdefault(cache, "96")
+        os.environ.setdefault(cache, "80")
     M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
     if glibc := _glibc():
         glibc.mallopt(M_MMAP_THRESHOLD, 1 << 30)
