@@ -244,8 +244,8 @@ def main(argv: list[str]) -> int:
             state = save()
 
     busy_s, busy_tokens = 0.0, 0
-    agreed = 0  # the signal at which all processes stop after the same step
-    while step < config.max_iters and not (stopping.signal if world == 1 else agreed):
+    stop = 0  # the signal to stop after a step, looked at once a step: what is stopped was saved
+    while step < config.max_iters and not stop:
         step_started = time.perf_counter()
         if config.dropout:  # decided by the step alone, as the batch is: going on draws the same
             torch.manual_seed(config.seed + step * world + rank)
@@ -267,10 +267,11 @@ def main(argv: list[str]) -> int:
                 loss = loss_of(idx[part].to(device), targets[part].to(device)) * (world / count)
                 loss.backward()  # DistributedDataParallel divides the sum over processes by world
             batch_loss[0] += loss.detach() / world
-        batch_loss[1] = stopping.signal or 0
-        if world > 1:
-            dist.all_reduce(batch_loss, dist.ReduceOp.SUM)
-        mean_loss, agreed = batch_loss[0].item(), int(batch_loss[1])
+        if world > 1:  # agree on the loss, and on stopping after the same step
+            batch_loss[1] = stopping.signal or 0
+            dist.all_reduce(batch_loss)
+            stop = int(batch_loss[1])
+        mean_loss = batch_loss[0].item()
         if not math.isfinite(mean_loss):
             raise not_finite(step)
         if config.grad_clip:
@@ -300,7 +301,9 @@ def main(argv: list[str]) -> int:
             train_loss, busy_s, busy_tokens = (0.0, 0), 0.0, 0
         if due and not baselines:
             baselines = counting_baselines(corpus)
-        if due or (stopping.signal if world == 1 else agreed):
+        if world == 1:
+            stop = stopping.signal or 0
+        if due or stop:
             state = save()
             hand_back_memory()
         bar.update()
@@ -313,7 +316,7 @@ def main(argv: list[str]) -> int:
     if step < config.max_iters:
         if first:
             say(f"stopped at step {step}, saved in {folder.checkpoint}: go on with --resume")
-        return 128 + (stopping.signal or agreed)
+        return 128 + (stopping.signal or stop)
     if first:
         for remembered in state.pop("optimizer"):
             for moments in remembered:  # they are in the checkpoint, and the page takes memory
