@@ -55,7 +55,7 @@ CONFIGS = {
     "binary": bytes(range(256)),
     "digits": b"n_layer = 1" + b"0" * 6000,
     "deep": b"probes = " + b"[" * 20_000,
-    "nul": b'data = "a\\u0000b"',
+    "zero": b'data = "a\\u0000b"',  # not nul, which Windows takes for a device
     "infinite": b"learning_rate = inf",
 }
 
@@ -188,7 +188,10 @@ CASES = [
     ),
     train("text below a file", "cannot read", "--data={bad}/single.txt/more"),
     train("folder as text", "cannot read {bad}/folder.txt", "--data={bad}/folder.txt"),
-    train("name too long", "too long", f"--data={{tmp}}/{'n' * 300}"),
+    # Windows says of such a name that there is no file.
+    train(
+        "name too long", "nnn: " if os.name == "nt" else "too long", f"--data={{tmp}}/{'n' * 300}"
+    ),
     train("empty text", "empty.txt is empty: give a text", "--data={bad}/empty.txt"),
     train("blank text", "blank.txt is empty", "--data={bad}/blank.txt"),
     train("GBK text", "gbk.txt is not UTF-8 text (byte 0)", "--data={bad}/gbk.txt"),
@@ -225,7 +228,7 @@ CASES = [
     train("binary config", "is not valid TOML in UTF-8", "{bad}/binary.toml"),
     train("number of 6,000 digits", "is not valid TOML in UTF-8", "{bad}/digits.toml"),
     train("20,000 brackets", "is not valid TOML in UTF-8", "{bad}/deep.toml"),
-    train("NUL in a path", "has a NUL character", "{bad}/nul.toml"),
+    train("NUL in a path", "has a NUL character", "{bad}/zero.toml"),
     train("infinite rate", "learning_rate must be above zero, not inf", "{bad}/infinite.toml"),
     # Values
     train(
@@ -264,9 +267,7 @@ CASES = [
     train("resume and overwrite", "exclude each other", "--resume", "--overwrite"),
     train("nothing to resume", "no checkpoint", "--resume"),
     train("file as out_dir", "cannot use {bad}/single.txt: ", "--out_dir={bad}/single.txt"),
-    train(
-        "out_dir below a file", "cannot use {bad}/single.txt/run", "--out_dir={bad}/single.txt/run"
-    ),
+    train("out_dir below a file", "cannot use {bad}/single.txt", "--out_dir={bad}/single.txt/run"),
     train("empty out_dir", "out_dir is empty: name a folder", "--out_dir="),
     train("empty data", "data is empty: name a text file", "--data="),
     train("empty config", "cannot read the config", ""),

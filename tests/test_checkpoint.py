@@ -103,6 +103,8 @@ def test_replacing_keeps_a_folder_a_device_and_a_link(tmp_path):
         (tmp_path / "link").symlink_to(tmp_path / "folder" / "file")
     except OSError:
         pytest.skip("no right to make links")
+    if not (tmp_path / "link").is_symlink():
+        pytest.skip("no links on this system")
     with replacing(tmp_path / "link") as file:
         file.write(b"new")
     assert (tmp_path / "link").is_symlink()

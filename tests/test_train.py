@@ -36,6 +36,7 @@ from tests.conftest import (
 )
 
 CLOCK = ("elapsed_s", "config")
+several = pytest.mark.skipif(os.name == "nt", reason="torchrun does not start on Windows")
 
 
 def train(out_dir, tiny_flags, *more):
@@ -159,6 +160,7 @@ def test_accumulated_parts_are_the_whole_batch_to_rounding(tiny_flags, tmp_path,
     assert cut["tokens"] == whole["tokens"]
 
 
+@several
 @pytest.mark.slow
 def test_two_processes_train_as_one_and_resume(tiny_flags, tmp_path):
     """torchrun shares each batch among its processes; --resume works there too."""
@@ -210,6 +212,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
+@several
 @pytest.mark.slow
 def test_all_processes_stop_after_the_same_step(tiny_flags, tmp_path):
     """The first process is told to stop while it looks and the second one is a step ahead."""
