@@ -9,12 +9,15 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
+
 from benchmarks.common import ROOT, publish
 from benchmarks.runs import execute
 from command_line import Parser, UsageError, say
 from data.corpus import FOLDS, read_texts
 from data.trained_on import corpus_of
 from data.vocabulary import Vocabulary
+from maps.evidence import head_lifts
 from maps.report import (
     Evidence,
     evidence_dict,
@@ -27,6 +30,8 @@ from train_settings import parse
 
 DOCUMENT = ROOT / "docs" / "evidence.md"
 FIRST_SEED = 1337
+# 0.975 quantiles of Student's t for 1, 2 … 9 degrees of freedom.
+T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 
 def train(out_dir: Path, fold: int, settings: Sequence[str]) -> None:
@@ -61,6 +66,22 @@ def judge(out_dir: Path, query: str, key: str) -> tuple[Evidence, float]:
         key,
     )
     return evidence, state["val_loss"]
+
+
+def between(trainings: Sequence[Evidence]) -> str:
+    """What the trainings themselves as the sample say of each pair's first lift: the geometric mean
+    with Student's t interval, where the bootstrap takes the trainings as given and draws poems."""
+    lines = []
+    for rows in zip(*(training.rows for training in trainings), strict=True):
+        lifts = [head_lifts(row.sums)[0].lift1 for row in rows]
+        if not rows[0].own_head or rows[0].pair.role == "untrained" or None in lifts:
+            continue
+        logs = np.log([lift.value for lift in lifts])
+        error = T_QUANTILES[len(logs) - 2] * logs.std(ddof=1) / len(logs) ** 0.5
+        value, low, high = np.exp(logs.mean() + np.array([0, -error, error]))
+        each = ", ".join(f"{lift.value:.2f}" for lift in lifts)
+        lines.append(f"{rows[0].pair.name}  {value:.2f} [{low:.2f}, {high:.2f}]  ({each})")
+    return "\n".join(lines)
 
 
 def main(argv: list[str]) -> int:
@@ -107,6 +128,9 @@ def main(argv: list[str]) -> int:
     pooled = f"All {args.trainings} pooled"
     parts = {pooled: evidence_dict(pool_evidence(judged)), **parts}
     tables = [f"### {title}\n\n```\n{format_evidence(part)}\n```" for title, part in parts.items()]
+    if args.trainings > 1:
+        title = "Between the trainings: lift 1, in each one's own head for the pair"
+        tables.insert(1, f"### {title}\n\n```\n{between(judged)}\n```")
     publish("tables", "\n\n".join(tables), args.keep, DOCUMENT)
     if args.json:
         text = json.dumps(parts, ensure_ascii=False, indent=1)

@@ -7,8 +7,8 @@ exceeds what the same head gives other cells that could have served as well:
     start        the start of the text            against the mean of the row's other cells
     line_start   the first character of the line  against the line's other characters
     punctuation  earlier punctuation              against earlier characters
-    couplet      the same place of the line       against the other places of that line (对仗)
-                 before
+    couplet      the same place of the couplet's  against the other places of that line
+                 first line, from its second
     rhyme        line ends to earlier line ends,  against the odd lines' ends, and against what odd
                  both of even lines, which rhyme  lines' ends give each other at the same distance
     same         the same character, earlier      against what the head gives at these positions
@@ -31,14 +31,14 @@ Intervals draw poems (`bootstrap.ratio_interval`); with fewer than MIN_POEMS tha
 has no score. A kind is clear of chance where the lower limit
 is above CLEAR and the kind takes LEAST_SHARE of the weight or more beyond chance, in the rows that
 have its targets. Among the clear kinds the one that takes most gives the name; punctuation and the
-start of the text only where nothing else is clear: much weight rests there in heads that do something
-else when they can. No clear kind: "mixed".
+start of the text only where nothing else is clear: many heads of other kinds give them much weight. No
+clear kind: "mixed".
 """
 
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -54,14 +54,14 @@ KINDS = {  # name in Chinese and English
     "start": ("篇首", "start of text"),
     "line_start": ("句首", "start of line"),
     "punctuation": ("标点", "punctuation"),
-    "couplet": ("对仗", "couplet"),
+    "couplet": ("上句同位", "couplet"),
     "rhyme": ("押韵", "rhyme"),
     "meaning": ("意义", "meaning"),
 }
 MIXED = ("混合", "mixed")
 CLEAR = 2.0  # times chance that the lower limit of a score must exceed for a name
 LEAST_SHARE = 0.05  # of a row's weight that a kind must take beyond chance for a name
-RESTING = ("start", "punctuation")  # where weight rests that has nothing to do
+RESTING = ("start", "punctuation")  # where weight often rests
 ATLAS_POEMS = 600  # held-out poems that an atlas looks at
 ASSOCIATED = 300  # pairs of characters that `meaning` asks about
 FREQUENT = 400  # most frequent characters, among which they are sought
@@ -120,15 +120,16 @@ def row_kinds(verse: Verse) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     earlier = row & (j < i)
     far = earlier & (i - j >= MIN_DISTANCE) & character
     same_line = far & (line[:, None] == line)
-    line_before = far & (line[:, None] == line + 1) & (verse.length[:, None] == verse.length)
+    first_line = far & (line[:, None] == line + 1) & (line % 2 == 0)
+    first_line &= verse.length[:, None] == verse.length
     return {
         "previous": (earlier & (i - j == 1) & character, far),
         "start": (row & (j == 0), row & (j > 0) & (j <= i)),
         "line_start": (same_line & (place == 0), same_line & (place > 0)),
         "punctuation": (earlier & (i - j >= MIN_DISTANCE) & ~character & (j > 0), far),
         "couplet": (
-            line_before & (place[:, None] == place),
-            line_before & (place[:, None] != place),
+            first_line & (place[:, None] == place),
+            first_line & (place[:, None] != place),
         ),
     }
 
@@ -155,7 +156,7 @@ def rhyme_cells(verses: Sequence[Verse]) -> Cells:
         )
     poem, i, j, kind, stratum = np.concatenate(found, axis=1)
     matched = (kind != 0) | np.isin(stratum, stratum[kind == 2])  # the eighth sees the second: none
-    return Cells(poem[matched], i[matched], j[matched], kind[matched], stratum[matched])
+    return Cells(poem, i, j, kind, stratum[:, None]).only(matched)
 
 
 class _Strata:
@@ -311,8 +312,8 @@ def _add_rhymes(poems, rhyme: Cells, values, weight, expected, rows) -> None:
     targets = rhyme.kind == 0
     for kind, name in ((1, "rhyme"), (2, "rhyme to rhyme")):
         # Even to odd lines have no distance in common with even to even: one stratum a length.
-        stratum = rhyme.stratum >> 20 << 20 if kind == 1 else rhyme.stratum
-        cells = Cells(rhyme.poem, rhyme.query, rhyme.key, rhyme.kind, stratum)
+        strata = rhyme.strata >> 20 << 20 if kind == 1 else rhyme.strata
+        cells = replace(rhyme, strata=strata)
         baseline = expected_weights(cells, values[..., None], kind)[..., 0]
         np.add.at(expected[name], rhyme.poem, baseline)
     np.add.at(weight["rhyme"], rhyme.poem[targets], values[targets])
@@ -376,10 +377,10 @@ def format_atlas(heads: Sequence[HeadScores]) -> str:
         rows.append([f"L{head.layer + 1} H{head.head + 1}", f"{zh} {en}", *cells])
     names = [f"{zh} {kind}" for kind, (zh, _) in KINDS.items()]
     note = (
-        f"数字：权重是这些位置上偶然水平的几倍；* 95% 区间高于 {CLEAR:g}。名字：带 * 的里面，超出偶然的权重最多的一种，"
+        f"数字：权重是同一个头给可比的别处的几倍；* 95% 区间高于 {CLEAR:g}。名字：带 * 的里面，超出的权重最多的一种，"
         f"至少 {LEAST_SHARE:.0%}；篇首和标点，只在没有别的时才用\n"
-        f"times what chance gives at these positions; * its 95% interval lies above {CLEAR:g}\n"
-        "the name: of the starred kinds the one that takes most weight beyond chance, at least "
+        "times what the same head gives comparable other places; * its 95% interval lies above "
+        f"{CLEAR:g}\nthe name: of the starred kinds the one that takes most weight beyond that, at least "
         f"{LEAST_SHARE:.0%}; punctuation and start where nothing else does"
     )
     return table(["头 head", "名 name", *names], rows, left=2) + "\n" + note

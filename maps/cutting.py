@@ -140,7 +140,7 @@ def cut_pair(
     poems = [text[: model.config.block_size - 1] for text in documents]
     poems = [text for text in poems if contains_pair(text, pair)]
     verses = [read_verse("\n" + poem) for poem in poems]
-    cells = find_cells(verses, pair, matched=False)
+    cells = find_cells(verses, pair, others=False)
     edges = []  # (occurrence, poem, query, key, share of the occurrence, is control)
     occurrences = []
     for poem, query, key in zip(cells.poem, cells.query, cells.key, strict=True):

@@ -10,12 +10,13 @@ cells is compared with two baselines:
 
 Only characters serve as others: not punctuation, not the start of the text, neither of the pair
 itself (月 to 月 is a matter of repetition). Both baselines come from all poems given, not only from
-those with the pair, and are matched by position: each occurrence is compared with other cells of
-the same stratum, (length of the query's line, place of the query in it, distance). In regular verse
-that also fixes the key's place in its line, so neither a head that looks at a certain distance, nor
-one that looks from line ends to line ends, nor one that looks at the same place of the line before
-has a lift by position alone. An occurrence with fewer than MIN_MATCHES such cells is matched by
-distance alone, one without any is left out.
+those with the pair (lift 1 asks of 光 in general, not of the 光 of one poem), and are matched by
+position: each occurrence is compared with other cells of the same stratum, (the query's line in the
+poem, length of that line, place of the query in it, distance). In regular verse that fixes where
+query and key stand, so a head that knows only positions has a lift of 1. An occurrence with fewer
+than MIN_MATCHES such cells is matched without regard to which line of the poem it is, and where
+these are too few as well, by distance alone; one without any is left out. There a head can have
+a lift by position: the untrained model, whose heads share out evenly, shows how much.
 
 In formulas: with n_s occurrences and m_s other cells in stratum s, and b_s the mean weight of those,
 
@@ -42,17 +43,18 @@ over all heads, which chooses nothing.
 """
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
 from maps.bootstrap import Interval, ratio_interval
 from maps.corpus_maps import attention_over
-from maps.verse import Verse, read_verse
+from maps.verse import Verse, is_character, read_verse
 
 MIN_DISTANCE = 2
-MIN_MATCHES = 10  # other cells in a stratum, below which an occurrence is matched by distance alone
+MIN_MATCHES = 5  # other cells in a stratum, below which an occurrence is matched less closely
 MIN_POEMS = 10  # with fewer poems no lift is given: its interval would mean nothing
 OTHERS = 400  # poems without the pair that serve as baseline, for each of the two lifts
 
@@ -101,11 +103,15 @@ class Cells:
     query: np.ndarray  # position i, the row
     key: np.ndarray  # position j, the column
     kind: np.ndarray  # OCCURRENCE, OTHER_KEYS or OTHER_QUERIES
-    stratum: np.ndarray  # number of (length of the line, place in it, distance)
+    strata: np.ndarray  # (N, S) numbers of what must be equal for a comparison, the closest first
 
     @property
     def distance(self) -> np.ndarray:
         return self.query - self.key
+
+    def only(self, members: np.ndarray) -> "Cells":
+        """Those that a mask (N,) marks."""
+        return Cells(*(getattr(self, field.name)[members] for field in fields(self)))
 
 
 @dataclass(frozen=True)
@@ -119,6 +125,8 @@ class PairSums:
     expected: np.ndarray  # (P, 2, L, H) what it would be without preference: B, for both lifts
     top: np.ndarray  # (P, L, H) occurrences whose key is the most looked-at character of the row
     uniform: np.ndarray  # (P,) 1 / (i + 1) at the occurrences
+    by_distance: np.ndarray  # (P, 2) occurrences matched by distance alone, for both lifts
+    left_out: int = 0  # occurrences that nothing can be compared with, not among the others
 
     @property
     def n(self) -> int:
@@ -195,37 +203,62 @@ def choose_poems(
     return [documents[at] for at in sorted(chosen)]
 
 
-def find_cells(verses: Sequence[Verse], pair: Pair, matched: bool = True) -> Cells:
-    """The occurrences of the pair in the poems, and the cells they are compared with.
+def count_pairs(documents: Iterable[str], query: str) -> Counter[str]:
+    """For each character in how many of the texts it stands MIN_DISTANCE or more before `query`."""
+    counts: Counter[str] = Counter()
+    for text in documents:
+        counts.update(
+            filter(is_character, set(text[: max(0, text.rfind(query) - MIN_DISTANCE + 1)]))
+        )
+    return counts
 
-    Occurrences that nothing can be compared with (see the module's text) are left out. Without
-    `matched`: all occurrences, and nothing else.
-    """
+
+def find_cells(verses: Sequence[Verse], pair: Pair, others: bool = True) -> Cells:
+    """The occurrences of the pair in the poems, and the cells they are compared with; without
+    `others` the occurrences alone."""
     queries, keys = np.zeros((2, sys.maxunicode + 1), dtype=bool)
     queries[[ord(c) for c in pair.query]] = True
     keys[[ord(c) for c in pair.key]] = True
-    found = [np.zeros((5, 0), dtype=int)]
+    found = [np.zeros((6, 0), dtype=int)]
     for number, verse in enumerate(verses):
         is_query, is_key = queries[verse.codes], keys[verse.codes]
         if not (is_query.any() or is_key.any()):
             continue
         other = verse.character & ~is_query & ~is_key
         kinds = ((is_query, is_key), (is_query, other), (other, is_key))
-        for kind, (rows, columns) in enumerate(kinds if matched else kinds[:1]):
+        for kind, (rows, columns) in enumerate(kinds if others else kinds[:1]):
             i, j = np.nonzero(rows[:, None] & columns)
             far = i - j >= MIN_DISTANCE
             i, j = i[far], j[far]
-            stratum = verse.length[i] << 40 | verse.place[i] << 20 | (i - j)
+            close = verse.length[i] << 32 | verse.place[i] << 16 | (i - j)
             same = np.ones_like(i)
-            found.append(np.stack([number * same, i, j, kind * same, stratum]))
-    cells = Cells(*np.concatenate(found, axis=1))
-    if not matched:
-        return cells
+            closest = verse.line[i] << 48 | close
+            found.append(np.stack([number * same, i, j, kind * same, closest, close]))
+    poem, i, j, kind, *strata = np.concatenate(found, axis=1)
+    return Cells(poem, i, j, kind, np.stack(strata, axis=1))
+
+
+def incomparable(cells: Cells) -> np.ndarray:
+    """(N,) bool: occurrences that nothing can be compared with, for one lift or the other."""
     alone = np.zeros(len(cells.kind), dtype=bool)
     for kind in (OTHER_KEYS, OTHER_QUERIES):
         alone |= ~np.isin(cells.distance, cells.distance[cells.kind == kind])
-    alone &= cells.kind == OCCURRENCE
-    return Cells(*(getattr(cells, field.name)[~alone] for field in fields(cells)))
+    return alone & (cells.kind == OCCURRENCE)
+
+
+def matches(cells: Cells, kind: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """How the occurrences are matched with others of a kind, the closest way first: the number of
+    each cell's stratum (N,), and which occurrences are compared by it (N,) bool. The last way is the
+    distance alone."""
+    left, other = cells.kind == OCCURRENCE, cells.kind == kind
+    for stratum in cells.strata.T:
+        _, stratum = np.unique(stratum, return_inverse=True)
+        enough = left & (
+            np.bincount(stratum[other], minlength=stratum.size)[stratum] >= MIN_MATCHES
+        )
+        yield stratum, enough
+        left = left & ~enough
+    yield cells.distance, left
 
 
 def expected_weights(cells: Cells, values: np.ndarray, kind: int) -> np.ndarray:
@@ -233,12 +266,10 @@ def expected_weights(cells: Cells, values: np.ndarray, kind: int) -> np.ndarray:
 
     `kind` is OTHER_KEYS for the first lift, OTHER_QUERIES for the second.
     """
-    pair, other = cells.kind == OCCURRENCE, cells.kind == kind
-    _, fine = np.unique(cells.stratum, return_inverse=True)
-    close = pair & (np.bincount(fine[other], minlength=fine.size)[fine] >= MIN_MATCHES)
+    other = cells.kind == kind
     result = np.zeros_like(values)
-    size = 1 + max(fine.max(initial=0), cells.distance.max(initial=0))
-    for stratum, matched in ((fine, close), (cells.distance, pair & ~close)):
+    for stratum, matched in matches(cells, kind):
+        size = 1 + stratum.max(initial=0)
         n, m = (np.bincount(stratum[members], minlength=size) for members in (matched, other))
         used = other & (n[stratum] > 0)
         total = np.zeros((len(n), *values.shape[1:]))
@@ -261,7 +292,9 @@ def pair_sums(
     the poem's length plus one for its start.
     """
     verses = [read_verse("\n" + poem) for poem in poems]
-    questions = [find_cells(verses, pair) for pair in pairs]
+    found = [find_cells(verses, pair) for pair in pairs]
+    alone = [incomparable(cells) for cells in found]
+    questions = [cells.only(~left_out) for cells, left_out in zip(found, alone, strict=True)]
     bounds = [np.searchsorted(cells.poem, np.arange(len(poems) + 1)) for cells in questions]
     values: list[np.ndarray] = []  # of each question's cells, (N, L, H)
     tops: list[np.ndarray] = []  # the key is the row's most looked-at character
@@ -280,10 +313,15 @@ def pair_sums(
                 pair = cells.kind[here] == OCCURRENCE
                 if pair.any():
                     rows = weights[:, :, row, i[pair]] * verses[poem].character  # (L, H, n, T)
-                    tops[at][here[pair]] = np.moveaxis(rows.argmax(-1) == j[pair], -1, 0)
+                    # Above all others: where several have as much, none of them is the top.
+                    best = (rows >= rows.max(-1, keepdims=True)) & (rows > 0)
+                    top = best[:, :, np.arange(pair.sum()), j[pair]] & (best.sum(-1) == 1)
+                    tops[at][here[pair]] = np.moveaxis(top, -1, 0)
     return [
-        sum_by_poem(pair, poems, cells, *arrays)
-        for pair, cells, *arrays in zip(pairs, questions, values, tops, strict=True)
+        replace(sum_by_poem(pair, poems, cells, *arrays), left_out=int(left_out.sum()))
+        for pair, cells, left_out, *arrays in zip(
+            pairs, questions, alone, values, tops, strict=True
+        )
     ]
 
 
@@ -301,6 +339,7 @@ def sum_by_poem(
 
     occurrence = is_pair[:, None, None]
     expected = [expected_weights(cells, values, kind) for kind in (OTHER_KEYS, OTHER_QUERIES)]
+    by_distance = [[*matches(cells, kind)][-1][1] for kind in (OTHER_KEYS, OTHER_QUERIES)]
     return PairSums(
         pair,
         [poems[at] for at in kept],
@@ -309,6 +348,7 @@ def sum_by_poem(
         total(np.stack(expected, axis=1)),
         total(top * occurrence),
         total(is_pair / (cells.query + 1)),
+        total(np.stack(by_distance, axis=1)),
     )
 
 
@@ -317,9 +357,10 @@ def pool(parts: Sequence[PairSums]) -> PairSums:
     usually one, the head that its own training poems chose. Poems judged twice are one cluster."""
     arrays = {
         name: np.concatenate([getattr(part, name) for part in parts])
-        for name in ("count", "weight", "expected", "top", "uniform")
+        for name in ("count", "weight", "expected", "top", "uniform", "by_distance")
     }
-    return PairSums(parts[0].pair, [poem for part in parts for poem in part.poems], **arrays)
+    poems = [poem for part in parts for poem in part.poems]
+    return PairSums(parts[0].pair, poems, left_out=sum(part.left_out for part in parts), **arrays)
 
 
 def head_lifts(sums: PairSums, seed: int = 0) -> list[HeadLift]:
@@ -371,11 +412,14 @@ class PairEvidence:
 def pair_evidence(
     model, vocabulary, train: Sequence[str], held_out: Sequence[str], pairs: Sequence[Pair]
 ) -> list[PairEvidence]:
-    """Ask each pair: choose its head on the training poems, judge all heads on the held-out ones."""
+    """Ask each pair: choose its head on the training poems, judge all heads on the held-out ones.
+    No text is longer than the model's block."""
     sides = []
     for documents in (train, held_out):
-        poems = [text[: model.config.block_size - 1] for text in documents]
-        poems = choose_poems(poems, pairs) or poems[:1]  # one map at least, to know the heads
+        poems = [
+            text for text in documents if any(c in text for p in pairs for c in p.query + p.key)
+        ]
+        poems = poems or [*documents[:1]]  # one map at least, to know the heads
         sides.append(pair_sums(poems, attention_over(model, vocabulary, poems), pairs))
     results = []
     for chosen_on, judged_on in zip(*sides, strict=True):

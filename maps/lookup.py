@@ -72,7 +72,8 @@ def find_partners(
             rows = verse.character if query not in poems[poem] else verse.codes == ord(query)
             far = np.arange(size)[:, None] - np.arange(size) >= MIN_DISTANCE
             i, j = np.nonzero(rows[:, None] & others & far)
-            stratum = verse.length[i] << 40 | verse.place[i] << 20 | (i - j)
+            close = verse.length[i] << 32 | verse.place[i] << 16 | (i - j)
+            stratum = verse.line[i] << 48 | close
             parts.append(np.stack([np.full_like(i, poem), verse.codes[j], stratum]))
             values.append(weights[:, :, place, i, j].reshape(shape[0] * shape[1], len(i)))
     poem, code, stratum = np.concatenate(parts, axis=1)

@@ -44,6 +44,8 @@ The snapshot of step 0 is the untrained model that every weight is compared with
                 "n": 30, "layer": 1, "head": 3, "weight": 0.21, "lift1": [4.6, 3.1, 6.3],
                 "lift2": [3.9, 2.7, 5.2], "top_share": 0.47, "too_small": False,
                 "own_head": True,               # the head that this pair's training poems chose
+                "left_out": 0,                  # cases with nothing to compare with, not in n
+                "by_distance": [0.14, 0.03],    # shares of n matched by distance alone, for each lift
                 "mean_heads_lift1": [1.2, 1.0, 1.4], "mean_heads_lift2": None}],   # optional
       "heads": [{"layer": 1, "head": 1, "chosen": False, "weight": 0.03, "lift1": [1.1, 0.8, 1.5],
                  "lift2": [1.0, 0.7, 1.4], "top_share": 0.02}],   # the asked pair, every head

@@ -45,7 +45,7 @@ def planted_heads(verse, random):
         "start": (j == 0) & (i > 0),
         "line_start": (place[j] == 0) & (line[i] == line[j]),
         "punctuation": ~verse.character[j] & (j > 0),
-        "couplet": (place[i] == place[j]) & (line[i] == line[j] + 1) & verse.character[i],
+        "couplet": (place[i] == place[j]) & (line[i] == line[j] + 1) & even[i] & verse.character[i],
         "rhyme": both_ends & even[i] & even[j],
         "meaning": np.isin(codes[i].astype(np.int64) << 32 | codes[j], pair),
         "two lines back": both_ends & (line[i] == line[j] + 2),
@@ -158,6 +158,11 @@ def test_cells_of_a_row():
         "punctuation": [[4], [1, 2, 3, 5]],
         "couplet": [[3], [1, 2]],
     }
+    verse = read_verse("\n一二三，四五六。七八九。")
+    for mask in row_kinds(verse)["couplet"]:
+        assert (
+            mask[5:8].any(1).all() and not mask[9:].any()
+        )  # the third line begins another couplet
     for targets, others in row_kinds(verse).values():
         assert not (targets & others).any()
         assert not targets[[0, 4, 8]].any()  # no rows of punctuation or the start
@@ -209,7 +214,7 @@ def test_tables_and_json(scored):
     json.dumps(layers, allow_nan=False)
     lines = format_atlas(heads).splitlines()
     assert len(lines) == 1 + len(heads) + 3
-    assert "对仗 couplet" in lines[6]
+    assert "上句同位 couplet" in lines[6]
 
 
 def test_whom_a_character_looks_for():

@@ -14,6 +14,7 @@ from maps.evidence import (
     choose_head,
     choose_poems,
     contains_pair,
+    count_pairs,
     expected_weights,
     find_cells,
     head_lifts,
@@ -158,7 +159,7 @@ def test_the_interval_covers_the_truth(pairs, least):
     lifts = head_lifts(sums)
     for name in ("lift1", "lift2"):
         low, high = np.array([getattr(lift, name)[1:] for lift in lifts]).T
-        assert least <= np.mean((low < 4) & (high > 4)) <= 0.98
+        assert least <= np.mean((low < 4) & (high > 4)) <= 0.99
         assert np.mean(low > 4) < 0.05  # what is claimed is the lower limit
 
 
@@ -187,15 +188,14 @@ def test_the_lift_equals_a_plain_count():
                 elif key == "月" and query not in "光月，。":
                     kind = "lift2"
                 if kind:
-                    place = (int(verse.length[i]), int(verse.place[i]), i - j)
+                    place = (verse.line[i], verse.length[i], verse.place[i], i - j)
                     cells[kind].append((place, maps[number][0, 0, 0, i, j]))
     observed = np.mean([weight for _, weight in cells["pair"]])
     for name in ("lift1", "lift2"):
         expected = []
         for place, _ in cells["pair"]:
-            close = [weight for other, weight in cells[name] if other == place]
-            wide = [weight for other, weight in cells[name] if other[2] == place[2]]
-            expected.append(np.mean(close if len(close) >= 10 else wide))
+            ways = [[w for other, w in cells[name] if other[at:] == place[at:]] for at in (0, 1, 3)]
+            expected.append(np.mean(next((w for w in ways[:2] if len(w) >= 5), ways[2])))
         assert getattr(lift, name).value == pytest.approx(observed / np.mean(expected))
     assert lift.weight == pytest.approx(observed)
 
@@ -275,7 +275,49 @@ def test_the_report_is_plain_json_and_readable(gathered):
 
 
 def test_a_character_that_looks_for_itself_is_not_asked_in_reverse():
-    roles = {pair: [p.role for p in questions(*pair)] for pair in ("人人", "山人", "光月")}
-    assert roles["人人"] == ["asked", "control"]
-    assert roles["山人"] == ["asked", "reverse"]
+    poems = ["人山水人，一二三人。"]
+    roles = {pair: [p.role for p in questions(*pair, poems)] for pair in ("人人", "山人", "光月")}
+    assert roles["人人"] == ["asked", "control", "control"]
+    assert roles["山人"] == ["asked", "reverse"]  # nothing stands before 山
     assert roles["光月"].count("control") == 2 and roles["光月"][-1] == "reverse"
+
+
+def test_controls_stand_before_the_query_as_often_as_the_key():
+    texts = ["b, a x q"] * 5 + ["a, c d q"] * 3 + ["e q", "d q", "q e d", "bq"] * 20
+    assert count_pairs(texts, "q") == {"a": 8, "b": 5, "x": 5, "c": 3, "d": 23, "e": 20}
+    controls = [pair.key for pair in questions("q", "a", texts) if pair.role == "control"]
+    assert controls == ["b", "x"]  # the key 8 times, these 5, c 3, e 20
+
+
+def even_shares(poems):
+    """Maps of heads that share out evenly, as those of an untrained model."""
+    for index, poem in enumerate(poems):
+        rows = np.tril(np.ones((1, 2, 1, len(poem) + 1, len(poem) + 1)))
+        yield [index], rows / rows.sum(-1, keepdims=True)
+
+
+def test_heads_that_share_out_evenly_have_lift_one_where_places_are_matched():
+    """How much an even share is depends on the place in the poem alone."""
+    poems = made_up_poems(2000, seed=4)
+    # 光 stands late where 月 stands before it: by place in the line alone the lift would be below 1.
+    poems = [poem for poem in poems if "月" not in poem or "光" not in poem[:12]]
+    [sums] = pair_sums(poems, even_shares(poems), [PAIR])
+    assert sums.n > 300 and (sums.by_distance == 0).all()
+    for lift in head_lifts(sums):
+        assert lift.lift1.value == pytest.approx(1, abs=0.01)
+        assert lift.lift2.value == pytest.approx(1, abs=0.01)
+        assert lift.top_share == 0  # all have as much, so none is the top
+
+
+def test_cases_without_a_company_are_counted_as_such():
+    poems = made_up_poems(50) + ["月" + "，" * 40 + "光"]  # as far apart as no other two
+    [sums] = pair_sums(poems, even_shares(poems), [PAIR])
+    [alone] = pair_sums(poems[-1:], even_shares(poems[-1:]), [PAIR])
+    assert (sums.left_out, alone.left_out, alone.n) == (1, 1, 0)
+    assert pool([sums, sums]).left_out == 2
+    apart = [
+        "月一二三光，四五六七八。",
+        "山一二三光，月五六七八。",
+    ] * 3  # three others for each lift
+    [few] = pair_sums(apart, even_shares(apart), [PAIR])
+    assert few.n == 3 and few.by_distance.sum(0).tolist() == [3, 3]

@@ -559,7 +559,7 @@
     );
   }
 
-  /** A head's name and the score that gave it, against chance. */
+  /** A head's name and the score that gave it. */
   const atlasTitle = (entry) =>
     atlasName(entry) +
     (typeof entry.score === "number" ? ` · ${say("atlasScore", { n: brief(entry.score, 1) })}` : "");
@@ -1265,8 +1265,11 @@
 
   /** A key may be any of many characters: a rhyme. */
   const shortened = (key) => (key.length > 3 ? `${key.slice(0, 3)}…` : key);
-  const range = ([value, low, high], digits) =>
-    `${brief(value, digits)} [${brief(low, digits)}, ${brief(high, digits)}]`;
+  const MOST = 100; // times; larger ones were cut to this
+  const range = (interval, digits) => {
+    const [value, low, high] = interval.map((number) => (number >= MOST ? `>${MOST}` : brief(number, digits)));
+    return `${value} [${low}, ${high}]`;
+  };
 
   /**
    * A table of figures and drawn intervals. A column: {label, cell(row) -> content, axis where it
@@ -1305,7 +1308,15 @@
     return { label, short, axis, cell };
   }
 
-  const countColumn = () => ({ label: say("occasions"), cell: (row) => String(row.n) });
+  const countColumn = () => ({
+    label: say("occasions"),
+    cell: (row) => (row.left_out ? `${row.n} +${row.left_out}` : String(row.n)),
+  });
+  /** The share of cases that are matched by distance alone, for either lift. */
+  const matchColumn = () => ({
+    label: say("byDistance"),
+    cell: (row) => (row.n ? row.by_distance.map((share) => `${Math.round(100 * share)}%`).join(", ") : "—"),
+  });
   const headColumn = () => ({
     label: say("headColumn"),
     cell: (row) => (row.layer ? `${row.layer}·${row.head}` : "—"),
@@ -1321,6 +1332,7 @@
     const columns = [
       firstColumn,
       countColumn(),
+      ...(rows.some((row) => row.by_distance) ? [matchColumn()] : []),
       headColumn(),
       { label: say("meanWeight"), cell: (row) => exact(row.weight) },
       ...["lift1", "lift2"].map((lift) =>
