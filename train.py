@@ -84,7 +84,7 @@ class TrainingLoss(nn.Module):
 
     def forward(self, idx: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Sum of the losses of a part of a batch, in nats."""
-        return self.model.loss(idx, targets, reduction="sum")
+        return self.model.loss(idx, targets)
 
 
 @torch.no_grad()
@@ -96,7 +96,7 @@ def evaluate(model: GPT, batches: Batches, count: int, device: str, dtype: torch
     for i in range(count):
         idx, targets = batches[(2 * i + 1) * len(batches) // (2 * count)]
         with torch.autocast(device.split(":")[0], dtype, enabled=dtype != torch.float32):
-            loss += model.loss(idx.to(device), targets.to(device), reduction="sum").item()
+            loss += model.loss(idx.to(device), targets.to(device)).item()
         characters += int((targets != IGNORE).sum())
     model.train()
     return loss / characters

@@ -11,7 +11,7 @@ from statistics import median
 import torch
 from torch import Tensor, nn
 
-from model.gpt import GPT, GPTConfig
+from model.gpt import GPT, IGNORE, GPTConfig
 from model.optim import clip_gradients
 from train_settings import TrainConfig
 
@@ -58,7 +58,7 @@ class Step:
             with self.part("forward"):
                 x = self.model.hidden(idx).flatten(0, 1)
             with self.part("output layer, loss and their gradients"):
-                loss = self.model.lm_head.loss(x, targets.flatten())
+                loss = self.model.lm_head.loss(x, targets.flatten()) / (targets != IGNORE).sum()
         with self.part("backward"):
             loss.backward()
         with self.part("clipping"):

@@ -15,12 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.functions import attention, norm, squared_relu
-from model.loss import linear_cross_entropy
+from model.loss import IGNORE, linear_cross_entropy
 
 # Up to this length our own attention is the faster on a CPU, where torch 2.13's kernel has no fast way
 # for a mask that is learned; of longer texts it would hold too much.
 SHORT = 1024
-IGNORE = -1  # a target that is not predicted: padding behind the end of a shorter text
 
 
 @dataclass(frozen=True)
@@ -172,15 +171,15 @@ class OutputLayer(nn.Module):
         which = self.rare(x).float().log_softmax(-1)
         return torch.cat([common, a_rare_one + which], -1)
 
-    def loss(self, x: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-        """cross_entropy(forward(x), targets) for x (N, C) and targets (N,), without the logits of all
-        rows in memory, nor of the rare characters where another one is the target."""
-        n, first = self.n_common, targets.clamp(max=self.n_common)
-        loss = linear_cross_entropy(x, self.common.weight, first, IGNORE)
+    def loss(self, x: Tensor, targets: Tensor) -> Tensor:
+        """The sum of cross_entropy(forward(x), targets) for x (N, C) and targets (N,), without the
+        logits of all rows in memory, nor of the rare characters where another one is the target."""
+        n = self.n_common
+        loss = linear_cross_entropy(x, self.common.weight, targets.clamp(max=n))
         if self.rare is not None:
             rare = targets >= n
-            loss = loss + linear_cross_entropy(x[rare], self.rare.weight, targets[rare] - n, IGNORE)
-        return loss / (targets != IGNORE).sum() if reduction == "mean" else loss
+            loss = loss + linear_cross_entropy(x[rare], self.rare.weight, targets[rare] - n)
+        return loss
 
 
 class GPT(nn.Module):
@@ -230,7 +229,7 @@ class GPT(nn.Module):
         loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE)
         return logits, loss
 
-    def loss(self, idx: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-        """The loss of `forward` (or its sum over characters) without the logits of the whole batch
+    def loss(self, idx: Tensor, targets: Tensor) -> Tensor:
+        """The losses that `forward` takes the mean of, summed, without the logits of the whole batch
         in memory: what training uses."""
-        return self.lm_head.loss(self.hidden(idx).flatten(0, 1), targets.flatten(), reduction)
+        return self.lm_head.loss(self.hidden(idx).flatten(0, 1), targets.flatten())

@@ -11,6 +11,7 @@ from torch.autograd.function import once_differentiable
 # third of the default batch.
 CHUNK = 768
 GRAIN = 128  # fewer rows come in multiples of this, so that there are few sizes of products
+IGNORE = -1  # a target that is not predicted: padding behind the end of a shorter text
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -18,15 +19,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
     there; backward only scales them."""
 
     @staticmethod
-    def forward(
-        ctx,
-        x: Tensor,
-        weight: Tensor,
-        targets: Tensor,
-        ignored: Tensor,
-        dtype: torch.dtype,
-        gradients: bool,
-    ) -> Tensor:
+    def forward(ctx, x: Tensor, weight: Tensor, targets: Tensor, gradients: bool) -> Tensor:
+        device, ignored = x.device.type, targets == IGNORE
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
         # Whole chunks: oneDNN makes and keeps a program for each new size of a product.
         rest = -len(x) % (CHUNK if len(x) > CHUNK else GRAIN)
         xs, w = F.pad(x, (0, 0, 0, rest)).to(dtype), weight.to(dtype)
@@ -59,17 +54,14 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
         dx, dw = ctx.saved_tensors
-        return dx * grad, dw * grad, None, None, None, None
+        return dx * grad, dw * grad, None, None
 
 
-def linear_cross_entropy(
-    x: Tensor, weight: Tensor, targets: Tensor, ignore_index: int = -1
-) -> Tensor:
+def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     """cross_entropy(x @ weight.T, targets, reduction="sum"), value and gradients equal to rounding.
 
     x (N, C), weight (V, C), targets (N,) -> scalar, the sum in nats over the targets that are not
-    `ignore_index`. Products run in autocast's dtype where autocast is on,
-    softmax and sums always in float32.
+    IGNORE. Products run in autocast's dtype where autocast is on, softmax and sums always in float32.
 
     6 N C V FLOPs, as the plain way: one product forward, two for the gradients, which are left out
     under no_grad. Memory: CHUNK x V logits in both dtypes, whatever N is; the plain way holds the
@@ -77,6 +69,4 @@ def linear_cross_entropy(
     in bfloat16 this takes half the time of torch 2.13's chunked F.linear_cross_entropy
     (`python -m benchmarks loss`), which is why it exists.
     """
-    device, ignored = x.device.type, targets == ignore_index
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
-    return _LinearCrossEntropy.apply(x, weight, targets, ignored, dtype, torch.is_grad_enabled())
+    return _LinearCrossEntropy.apply(x, weight, targets, torch.is_grad_enabled())
