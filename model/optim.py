@@ -42,12 +42,10 @@ class Optimizer:
     torch.optim.Optimizer that training needs. The first one made of torch's own loads torch's
     compiler: more than a second before the first step, and 80 MB.
 
-    `params` are parameters, or dicts of "params" and settings of their own.
+    A group is a dict of "params" and its settings; `settings` are for all groups that have no other.
     """
 
-    def __init__(self, params: Iterable[nn.Parameter | dict[str, Any]], **settings: Any) -> None:
-        params = list(params)
-        groups = params if isinstance(params[0], dict) else [{"params": params}]
+    def __init__(self, groups: Iterable[dict[str, Any]], **settings: Any) -> None:
         self.param_groups = [settings | group for group in groups]
         self.state = {p: {} for group in self.param_groups for p in group["params"]}
 
@@ -73,26 +71,14 @@ class Optimizer:
 
 
 class AdamW(Optimizer):
-    """torch.optim.AdamW (arXiv:1711.05101), by its function that updates all at once.
-
-    A long memory of squares (0.99): with a short one a row whose character is rare takes a leap
-    whenever it occurs.
-    """
-
-    def __init__(
-        self,
-        params: Iterable[nn.Parameter | dict[str, Any]],
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.8, 0.99),
-        weight_decay: float = 0.0,
-    ) -> None:
-        super().__init__(params, lr=lr, betas=betas, weight_decay=weight_decay)
+    """torch.optim.AdamW (arXiv:1711.05101), by its function that updates all at once. A group's
+    settings are lr, betas and weight_decay."""
 
     @torch.no_grad()
     def step(self) -> None:
         """One step."""
         for group in self.param_groups:
-            params = [p for p in group["params"] if p.grad is not None]
+            params = group["params"]
             for p in params:
                 if not self.state[p]:
                     self.state[p] = {
@@ -127,18 +113,9 @@ class Muon(Optimizer):
     arithmetic, and in three iterations for five. With its coefficients it is equal to it in rounding
     (tests).
 
-    A parameter of a group is `pieces` matrices of one size, one below the other.
+    A group's settings are lr, momentum, weight_decay and pieces: each of its parameters is so many
+    matrices of one size, one below the other.
     """
-
-    def __init__(
-        self,
-        params: Iterable[nn.Parameter | dict[str, Any]],
-        lr: float,
-        momentum: float = 0.95,
-        weight_decay: float = 0.0,
-        pieces: int = 1,
-    ) -> None:
-        super().__init__(params, lr=lr, momentum=momentum, weight_decay=weight_decay, pieces=pieces)
 
     @torch.no_grad()
     def step(self) -> None:
@@ -146,8 +123,7 @@ class Muon(Optimizer):
         for group in self.param_groups:
             shapes = defaultdict(list)
             for p in group["params"]:
-                if p.grad is not None:
-                    shapes[p.shape].append(p)
+                shapes[p.shape].append(p)
             for (rows, columns), params in shapes.items():
                 for p in params:
                     if not self.state[p]:
@@ -176,14 +152,15 @@ def make_optimizers(
     embedding and the output layer, whose rows belong to single characters, each at its own rate, and
     for the heads' liking for distances. `weight_decay` is for Muon's matrices and the output layer;
     the embedding loses as much of itself in a step as the output layer. A group keeps its peak as
-    `peak_lr`."""
+    `peak_lr`.
+
+    AdamW has a long memory of squares (0.99): with a short one a row whose character is rare takes a
+    leap whenever it occurs.
+    """
     stacked = [block.attn.c_attn.weight for block in model.blocks]
     biases = [block.attn.distance_bias for block in model.blocks]
-    others = set(model.blocks.parameters()) - {*stacked, *biases}
-    matrices = [
-        {"params": stacked, "pieces": 3},
-        {"params": [p for p in model.blocks.parameters() if p in others]},
-    ]
+    others = [p for p in model.blocks.parameters() if p not in {*stacked, *biases}]
+    matrices = [{"params": stacked, "pieces": 3}, {"params": others, "pieces": 1}]
     head = list(model.lm_head.parameters())
     rows = [
         {
@@ -192,9 +169,12 @@ def make_optimizers(
             "weight_decay": weight_decay * output_lr / embedding_lr,
         },
         {"params": head, "lr": output_lr, "weight_decay": weight_decay},
-        {"params": biases, "lr": muon_lr},
+        {"params": biases, "lr": muon_lr, "weight_decay": 0.0},
     ]
-    optimizers = [Muon(matrices, muon_lr, muon_momentum, weight_decay), AdamW(rows)]
+    optimizers = [
+        Muon(matrices, lr=muon_lr, momentum=muon_momentum, weight_decay=weight_decay),
+        AdamW(rows, betas=(0.8, 0.99)),
+    ]
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["peak_lr"] = group["lr"]
@@ -204,7 +184,7 @@ def make_optimizers(
 def clip_gradients(model: nn.Module, most: float) -> None:
     """Scale the gradients so that the norm of all of them together is at most `most`, as torch's
     clip_grad_norm_, which goes over them also where it changes nothing: nearly always."""
-    params = [p for p in model.parameters() if p.grad is not None]
+    params = list(model.parameters())
     norm = nn.utils.get_total_norm([p.grad for p in params])
     if norm > most:
         nn.utils.clip_grads_with_norm_(params, most, norm)
