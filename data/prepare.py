@@ -70,20 +70,20 @@ KEPT = {
 
 NOTE = re.compile("（[^（）]*）|〖[^〖〗]*〗")  # an innermost one
 WRAPPING = re.compile("[][［］「」『』《》〈〉、]")  # 、 stands only inside verses
-LOST = re.compile("[□囗●○…]")
-COMPOSED = re.compile("[{}|⿰-⿿]")  # {艹/尔}: a character the edition could not print
-PRIVATE = re.compile("[\ue000-\uf8ff\U000f0000-\U0010ffff]")
 VERSES = re.compile("(?:[\u3400-\u9fff\U00020000-\U0003ffff]+[，。])+")
 FORMS = {(4, 5): "五绝", (4, 7): "七绝", (8, 5): "五律", (8, 7): "七律"}
 
-
-# Why a poem is dropped, in the order the rules are applied and printed.
+# Why a poem is dropped, in the order the rules are applied and printed; first those that go by what a
+# text has in it.
+DEFECTS = {
+    "lost text (□ 囗 ●)": re.compile("[□囗●○…]"),
+    "composed characters ({艹/尔})": re.compile("[{}|⿰-⿿]"),  # which the edition could not print
+    "private-use code points": re.compile("[\ue000-\uf8ff\U000f0000-\U0010ffff]"),
+}
 RULES = (
     f"supplements (files {SUPPLEMENT} and on)",
     "no verse",
-    "lost text (□ 囗 ●)",
-    "composed characters ({艹/尔})",
-    "private-use code points",
+    *DEFECTS,
     "other marks left (unpaired brackets, letters)",
     "other forms than the four",
     "a single line",
@@ -119,12 +119,9 @@ def defect(text: str) -> str | None:
     """Which of RULES a plain text breaks; None for a sound one."""
     if not text:
         return "no verse"
-    if LOST.search(text):
-        return "lost text (□ 囗 ●)"
-    if COMPOSED.search(text):
-        return "composed characters ({艹/尔})"
-    if PRIVATE.search(text):
-        return "private-use code points"
+    for rule, marks in DEFECTS.items():
+        if marks.search(text):
+            return rule
     if not VERSES.fullmatch(text):
         return "other marks left (unpaired brackets, letters)"
     return None
