@@ -84,17 +84,15 @@ class _Attention(torch.autograd.Function):
 
 def _part(x: Tensor, n: int, H: int) -> Tensor:
     """The heads of n things side by side: x (B, T, n C) -> (n, B H, T, D), in float32 at least."""
-    B, T, D = x.size(0), x.size(1), x.size(2) // (n * H)
+    heads = x.unflatten(2, (n, H, -1)).permute(2, 0, 3, 1, 4)  # (n, B, H, T, D)
     dtype = torch.promote_types(x.dtype, torch.float32)
-    heads = x.new_empty(n, B, H, T, D, dtype=dtype)
-    return heads.copy_(x.view(B, T, n, H, D).permute(2, 0, 3, 1, 4)).flatten(1, 2)
+    return heads.to(dtype, copy=True, memory_format=torch.contiguous_format).flatten(1, 2)
 
 
 def _join(heads: Tensor, H: int, dtype: torch.dtype) -> Tensor:
     """The opposite of `_part`: heads (n, B H, T, D) -> (B, T, n C)."""
-    n, B, T, D = heads.size(0), heads.size(1) // H, heads.size(2), heads.size(3)
-    x = heads.new_empty(B, T, n, H, D, dtype=dtype)
-    return x.copy_(heads.view(n, B, H, T, D).permute(1, 3, 0, 2, 4)).flatten(2)
+    x = heads.unflatten(1, (-1, H)).permute(1, 3, 0, 2, 4)  # (B, T, n, H, D)
+    return x.to(dtype, copy=True, memory_format=torch.contiguous_format).flatten(2)
 
 
 def attention(qkv: Tensor, bias: Tensor) -> Tensor:
