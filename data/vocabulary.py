@@ -80,9 +80,8 @@ class Vocabulary:
 
     def _explain(self, text: str, character: str) -> str:
         shown = character if character.isprintable() else "an invisible character"
-        number = (
-            text.removeprefix(BOUNDARY).index(character) + 1
-        )  # people count from the first shown
+        # People count from the first one shown.
+        number = text.removeprefix(BOUNDARY).index(character) + 1
         where = f"{shown} (U+{ord(character):04X}), character {number} of the text"
         known = variants().get(character)
         if known in self._ids:

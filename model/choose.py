@@ -99,7 +99,10 @@ class Choosing:
         whether each is clear, whatever the rounding: both (B,)."""
         texts = np.arange(len(x))
         if self._first is None:
-            self._logits(x, self._all.logits)
+            logits = self._all.logits
+            np.matmul(x * self._sharper, self._common, out=logits[:, : self._n + 1])
+            if self._rare is not None:
+                logits[:, self._n :] = self._which(x, logits[:, self._n, None].copy())
             return self._all(column, texts, mask)
         np.matmul(x * self._sharper, self._common, out=self._first.logits)
         return self._in_steps(
@@ -159,12 +162,6 @@ class Choosing:
         chosen[rows], clear_too = self._all(column, texts[rows])
         clear[rows] &= clear_too
         return chosen, clear
-
-    def _logits(self, x: Array, out: Array) -> None:
-        """The logits of all characters over temperature: x (k, C) -> out (k, V)."""
-        np.matmul(x * self._sharper, self._common, out=out[:, : self._n + 1])
-        if self._rare is not None:
-            out[:, self._n :] = self._which(x, out[:, self._n, None].copy())
 
     def _which(self, x: Array, a_rare_one: Array) -> Array:
         """The logits of the rare ones over temperature (k, V - n), from x (k, C) and that of "a rare
