@@ -92,23 +92,17 @@ def page_texts(
 ) -> list[dict[str, Any]]:
     """The page's `texts` from the saved maps of each probe text.
 
-    maps: probe name -> its maps, in any order; all of one probe have the same tokens and shape.
+    maps: probe name -> its maps, one or more by rising step; all of one probe have the same tokens, and
+    all are of one shape.
     predictions: probe name -> for each of the T positions the likeliest next characters.
     cuts: probe name -> what `pack_cuts` takes.
     """
     texts = []
-    for probe, unsorted_maps in maps.items():
-        snapshots = sorted(unsorted_maps, key=lambda snapshot: snapshot.step)
-        if not snapshots:
-            raise ValueError(f"text {probe} has no maps")
-        tokens = list(snapshots[0].tokens)
+    for probe, snapshots in maps.items():
         n_layer, n_head = snapshots[0].weights.shape[:2]
-        for snapshot in snapshots:
-            if list(snapshot.tokens) != tokens or snapshot.weights.shape[:2] != (n_layer, n_head):
-                raise ValueError(f"the maps of text {probe} differ in characters or shape")
         texts.append(
             {
-                "tokens": tokens,
+                "tokens": list(snapshots[0].tokens),
                 "n_layer": n_layer,
                 "n_head": n_head,
                 "snapshots": [
@@ -133,11 +127,6 @@ def pack_weights(weights: np.ndarray) -> str:
     zero. A value below 192 thousandths is one byte; a larger one is two, of which the first is
     192 + (value - 192) // 256. Most weights are small, so a cell takes little more than a byte.
     """
-    weights = np.asarray(weights)
-    if weights.ndim != 4 or weights.shape[2] != weights.shape[3]:
-        raise ValueError(f"weights must be (n_layer, n_head, T, T), not {weights.shape}")
-    if not np.isfinite(weights).all() or weights.min() < -1e-3 or weights.max() > 1 + 1e-3:
-        raise ValueError("attention weights must lie between 0 and 1")
     rows, columns = np.tril_indices(weights.shape[2])
     cells = weights[:, :, rows, columns].astype(np.float64).ravel()
     thousandths = np.rint(cells * 1000).clip(0, 1000).astype(np.int64)
@@ -177,7 +166,6 @@ def pack_cuts(cuts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def build_page(data: Mapping[str, Any]) -> str:
     """The whole page as one string of HTML. `data` as described at the top of this file."""
-    check_texts(data.get("texts") or [])
     style = _part("page.css")
     script = _part("page.js")
     policy = (
@@ -203,19 +191,6 @@ def write_page(path: str | Path, data: Mapping[str, Any]) -> int:
     with replacing(path) as file:
         file.write(content)
     return len(content)
-
-
-def check_texts(texts: Sequence[Mapping[str, Any]]) -> None:
-    """Raise ValueError unless the page can show these texts together."""
-    if not texts:
-        raise ValueError("there is no text to show")
-    if len({(text["n_layer"], text["n_head"]) for text in texts}) > 1:
-        raise ValueError("the texts were read by models of different shapes")
-    for number, text in enumerate(texts):
-        if not text["snapshots"]:
-            raise ValueError(f"text {number} has no maps")
-        if text.get("predictions") and len(text["predictions"]) != len(text["tokens"]):
-            raise ValueError(f"text {number} needs one prediction for each of its characters")
 
 
 def embed_json(value: Any) -> str:
