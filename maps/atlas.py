@@ -171,8 +171,8 @@ class _Strata:
         i, j = np.indices((size, size))
         far = verse.character[:, None] & verse.character & (i - j >= MIN_DISTANCE)
         i, j = np.nonzero(far)
-        codes = verse.length[i] << 40 | verse.place[i] << 20 | (i - j)
-        strata = [self.number.setdefault(code, len(self.number)) for code in codes.tolist()]
+        codes = verse.stratum(i, j).tolist()
+        strata = [self.number.setdefault(code, len(self.number)) for code in codes]
         return i * size + j, np.array(strata, dtype=int)
 
 

@@ -230,7 +230,7 @@ def find_cells(verses: Sequence[Verse], pair: Pair, others: bool = True) -> Cell
             i, j = np.nonzero(rows[:, None] & columns)
             far = i - j >= MIN_DISTANCE
             i, j = i[far], j[far]
-            close = verse.length[i] << 32 | verse.place[i] << 16 | (i - j)
+            close = verse.stratum(i, j)
             same = np.ones_like(i)
             closest = verse.line[i] << 48 | close
             found.append(np.stack([number * same, i, j, kind * same, closest, close]))

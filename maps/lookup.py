@@ -72,8 +72,7 @@ def find_partners(
             rows = verse.character if query not in poems[poem] else verse.codes == ord(query)
             far = np.arange(size)[:, None] - np.arange(size) >= MIN_DISTANCE
             i, j = np.nonzero(rows[:, None] & others & far)
-            close = verse.length[i] << 32 | verse.place[i] << 16 | (i - j)
-            stratum = verse.line[i] << 48 | close
+            stratum = verse.line[i] << 48 | verse.stratum(i, j)
             parts.append(np.stack([np.full_like(i, poem), verse.codes[j], stratum]))
             values.append(weights[:, :, place, i, j].reshape(shape[0] * shape[1], len(i)))
     poem, code, stratum = np.concatenate(parts, axis=1)

@@ -36,6 +36,10 @@ class Verse:
         """bool (T,): the last character of its line, where a rhyme stands."""
         return self.character & (self.place == self.length - 1)
 
+    def stratum(self, i: np.ndarray, j: np.ndarray) -> np.ndarray:
+        """A number for (length of the line, place in it, distance) of queries i that look at keys j."""
+        return self.length[i] << 32 | self.place[i] << 16 | (i - j)
+
 
 def read_verse(tokens: Sequence[str]) -> Verse:
     """The shape of one poem, from the tokens of its map (the first one is "\\n")."""
