@@ -65,6 +65,7 @@ RESTING = ("start", "punctuation")  # where weight often rests
 ATLAS_POEMS = 600  # held-out poems that an atlas looks at
 ASSOCIATED = 300  # pairs of characters that `meaning` asks about
 FREQUENT = 400  # most frequent characters, among which they are sought
+LEAST_POEMS = 20  # in which both must stand
 LINE_END = re.compile("\\w(?=[，。？！；：,.?!;:])")
 
 Maps = Callable[[], Iterable[tuple[Sequence[int], np.ndarray]]]
@@ -81,11 +82,9 @@ class HeadScores:
     kind: str
 
 
-def associated_pairs(
-    documents: Sequence[str], pairs: int = ASSOCIATED, least: int = 20
-) -> set[tuple[str, str]]:
+def associated_pairs(documents: Sequence[str], pairs: int = ASSOCIATED) -> set[tuple[str, str]]:
     """Pairs of different characters that stand in the same poems more often than chance, both
-    orders of each: the most so among the frequent characters, with `least` poems or more.
+    orders of each: the most so among the frequent characters, with LEAST_POEMS or more.
 
     With n_a of N poems having a, and n_ab both but nowhere side by side (桃花 is a word), the
     measure is n_ab · N / (n_a · n_b). Line ends are left out: rhyme words meet for their sound.
@@ -104,7 +103,7 @@ def associated_pairs(
             at = [number[c] for c in two]
             both[at, at[::-1]] -= count
     ratio = both * len(inner) / np.outer(each, each)
-    ratio[(both < least) | np.tri(len(characters), dtype=bool)] = 0
+    ratio[(both < LEAST_POEMS) | np.tri(len(characters), dtype=bool)] = 0
     best = np.argsort(-ratio, axis=None, kind="stable")[:pairs]
     found = [divmod(int(at), len(characters)) for at in best if ratio.flat[at] > 1]
     names = [(characters[a], characters[b]) for a, b in found]
@@ -331,11 +330,11 @@ def name_head(scores: dict[str, Interval | None], shares: dict[str, float]) -> s
 
 
 def head_atlas(
-    model, vocabulary, train: Sequence[str], held_out: Sequence[str], seed: int = 0
+    model, vocabulary, train: Sequence[str], held_out: Sequence[str]
 ) -> list[HeadScores]:
-    """Score every head on held-out poems, at most ATLAS_POEMS drawn by `seed`; the associated
-    pairs come from the training poems. Texts are cut to the model's block."""
-    drawn = np.random.default_rng(seed).permutation(len(held_out))[:ATLAS_POEMS]
+    """Score every head on held-out poems, at most ATLAS_POEMS drawn at random, always the same; the
+    associated pairs come from the training poems. Texts are cut to the model's block."""
+    drawn = np.random.default_rng(0).permutation(len(held_out))[:ATLAS_POEMS]
     poems = [held_out[at][: model.config.block_size - 1] for at in sorted(drawn)]
     return score_heads(
         poems, lambda: attention_over(model, vocabulary, poems), associated_pairs(train)

@@ -31,30 +31,27 @@ def cluster_sums(clusters: Sequence[Hashable], values: np.ndarray) -> np.ndarray
 
 
 @lru_cache(maxsize=1)
-def draws(clusters: int, seed: int = 0) -> np.ndarray:
+def draws(clusters: int) -> np.ndarray:
     """How often each cluster is drawn: (RESAMPLES, clusters), every row sums to `clusters`."""
-    drawn = np.random.default_rng(seed).integers(clusters, size=(RESAMPLES, clusters))
+    drawn = np.random.default_rng(0).integers(clusters, size=(RESAMPLES, clusters))
     drawn += clusters * np.arange(RESAMPLES)[:, None]  # one counter for each resample and cluster
     counts = np.bincount(drawn.ravel(), minlength=RESAMPLES * clusters)
     return counts.reshape(RESAMPLES, clusters).astype(float)
 
 
-def mean_interval(clusters: Sequence[Hashable], values: np.ndarray, seed: int = 0) -> Interval:
+def mean_interval(clusters: Sequence[Hashable], values: np.ndarray) -> Interval:
     """Mean of values (P,), with the percentile interval: values of either sign may have a few
     outliers that rule the standard error, which the bootstrap-t of `ratio_interval` would need."""
     total = cluster_sums(clusters, values)
     count = cluster_sums(clusters, np.ones(len(values)))
-    drawn = draws(len(total), seed)
+    drawn = draws(len(total))
     tail = 100 * (1 - LEVEL) / 2
     low, high = np.percentile((drawn @ total) / (drawn @ count), [tail, 100 - tail])
     return Interval(float(total.sum() / count.sum()), float(low), float(high))
 
 
 def ratio_interval(
-    clusters: Sequence[Hashable],
-    numerator: np.ndarray,
-    denominator: np.ndarray,
-    seed: int = 0,
+    clusters: Sequence[Hashable], numerator: np.ndarray, denominator: np.ndarray
 ) -> Interval | np.ndarray:
     """sum(numerator) / sum(denominator) over P rows, both positive, with its 95% interval.
 
@@ -80,7 +77,7 @@ def ratio_interval(
 
     with np.errstate(divide="ignore", invalid="ignore"):
         value, error = (array[0] for array in ratio(np.ones((1, len(a)))))
-        drawn, errors = ratio(draws(len(a), seed))
+        drawn, errors = ratio(draws(len(a)))
         distance = (np.log(drawn) - np.log(value)) / (errors / drawn)
         error = error / value
     # All poems alike: the interval is a point. Rounding leaves about the root of 1e-16 of an error.

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
+BATCH = 64  # texts that go through the model together
+
 
 @contextmanager
 def evaluating(model: torch.nn.Module) -> Iterator[None]:
@@ -30,18 +32,18 @@ def hooked(handles: Sequence) -> Iterator[None]:
             handle.remove()
 
 
-def by_length(texts: Sequence[str], batch: int) -> Iterator[list[int]]:
-    """Indices of the texts in groups of one length, at most `batch` in a group."""
+def by_length(texts: Sequence[str]) -> Iterator[list[int]]:
+    """Indices of the texts in groups of one length, at most BATCH in a group."""
     groups: dict[int, list[int]] = defaultdict(list)
     for index, text in enumerate(texts):
         groups[len(text)].append(index)
     for length in sorted(groups):
-        for start in range(0, len(groups[length]), batch):
-            yield groups[length][start : start + batch]
+        for start in range(0, len(groups[length]), BATCH):
+            yield groups[length][start : start + BATCH]
 
 
 def attention_over(
-    model: torch.nn.Module, vocabulary, documents: Sequence[str], batch: int = 64
+    model: torch.nn.Module, vocabulary, documents: Sequence[str]
 ) -> Iterator[tuple[list[int], np.ndarray]]:
     """Yield (indices of the documents, weights float32 (n_layer, n_head, B, T, T)).
 
@@ -58,7 +60,7 @@ def attention_over(
         q, k, _ = attention.qkv(inputs[0])
         seen.append(attention.weights(q, k).float().cpu())
 
-    for indices in by_length(texts, batch):
+    for indices in by_length(texts):
         idx = torch.tensor([vocabulary.encode(texts[i]) for i in indices], device=device)
         hooks = [block.attn.register_forward_hook(keep_weights) for block in model.blocks]
         with hooked(hooks), evaluating(model):

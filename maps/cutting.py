@@ -13,12 +13,12 @@ import numpy as np
 import torch
 
 from maps.bootstrap import Interval, mean_interval
-from maps.corpus_maps import attention_over, by_length, evaluating, hooked
+from maps.corpus_maps import BATCH, attention_over, by_length, evaluating, hooked
 from maps.evidence import MIN_DISTANCE, MIN_POEMS, Pair, contains_pair, find_cells
 from maps.verse import is_character, read_verse
 
 LEAST_WEIGHT = 0.05  # cells of a text with less weight are not worth a cut
-BATCH = 64
+TOP = 3  # characters that are likeliest after a cut, for the page
 
 
 @contextmanager
@@ -153,7 +153,7 @@ def cut_pair(
         occurrences.append((poems[poem], is_character(following)))
     scopes = [(layer, head), *((at, None) for at in range(model.config.n_layer)), (None, None)]
     change = np.zeros((len(scopes), len(occurrences), 2))
-    for group in by_length([poems[edge[1]] for edge in edges], BATCH):
+    for group in by_length([poems[edge[1]] for edge in edges]):
         some = [edges[at] for at in group]
         texts = [vocabulary.encode("\n" + poems[edge[1]] + "\n") for edge in some]
         full = torch.tensor(texts, device=next(model.parameters()).device)
@@ -175,10 +175,8 @@ def cut_pair(
     ]
 
 
-def cuts_for_text(
-    model, vocabulary, text: str, least_weight: float = LEAST_WEIGHT, top: int = 3
-) -> list[dict]:
-    """Cuts of one text for the page: for every cell with at least `least_weight`, in that head; and
+def cuts_for_text(model, vocabulary, text: str) -> list[dict]:
+    """Cuts of one text for the page: for every cell with at least LEAST_WEIGHT, in that head; and
     for the same (query, key) in all heads of each layer and in all layers.
 
     Each is {"layer", "head" (from 1, None: all), "query", "key" (positions, 0 is the start), "delta"
@@ -191,7 +189,7 @@ def cuts_for_text(
     ids = torch.tensor(vocabulary.encode("\n" + text), device=device)[: weights.shape[-1]]
     results = []
     for query in range(1, len(ids)):
-        strong = np.argwhere(weights[:, :, query, : query + 1] >= least_weight).tolist()
+        strong = np.argwhere(weights[:, :, query, : query + 1] >= LEAST_WEIGHT).tolist()
         keys = sorted({key for _, _, key in strong})
         cuts: list[tuple[int | None, int | None, int]] = [tuple(cell) for cell in strong]
         cuts += [(layer, None, key) for key in keys for layer in range(len(weights))]
@@ -209,7 +207,7 @@ def cuts_for_text(
                 torch.tensor([key for _, _, key in some], device=device),
                 torch.stack([head_mask(model, layer, head) for layer, head, _ in some]),
             )
-            likeliest = after.topk(min(top, after.size(1)))
+            likeliest = after.topk(min(TOP, after.size(1)))
             for row, (layer, head, key) in enumerate(some):
                 delta = (
                     None if true_next is None else float(after[row, true_next] - before[true_next])

@@ -182,11 +182,11 @@ def contains_pair(text: str, pair: Pair) -> bool:
 
 
 def choose_poems(
-    documents: Sequence[str], pairs: Iterable[Pair], others: int = OTHERS, seed: int = 0
+    documents: Sequence[str], pairs: Iterable[Pair], others: int = OTHERS
 ) -> list[str]:
     """The poems that the questions need: all with a pair, and for each lift's baseline at most
-    `others` more with the query or with the key, drawn by `seed`."""
-    random = np.random.default_rng(seed)
+    `others` more with the query or with the key, drawn at random, always the same."""
+    random = np.random.default_rng(0)
     chosen: set[int] = set()
     for pair in pairs:
         with_pair = {at for at, text in enumerate(documents) if contains_pair(text, pair)}
@@ -363,14 +363,14 @@ def pool(parts: Sequence[PairSums]) -> PairSums:
     return PairSums(parts[0].pair, poems, left_out=sum(part.left_out for part in parts), **arrays)
 
 
-def head_lifts(sums: PairSums, seed: int = 0) -> list[HeadLift]:
+def head_lifts(sums: PairSums) -> list[HeadLift]:
     """The figures of every head, in the order of layers and heads."""
     n = sums.n or np.nan
     weight, share = sums.weight.sum(0) / n, sums.top.sum(0) / n
     enough = sums.n_poems >= MIN_POEMS
     if enough:
         over = np.broadcast_to(sums.weight[:, None], sums.expected.shape)
-        lifts = ratio_interval(sums.poems, over, sums.expected, seed)  # (3, 2 lifts, L, H)
+        lifts = ratio_interval(sums.poems, over, sums.expected)  # (3, 2 lifts, L, H)
     return [
         HeadLift(
             layer,

@@ -31,6 +31,7 @@ MIN_COUNT = 20
 SHRINKAGE = 10
 OTHER_POEMS = 1000  # poems without the query, for how popular a key is with others
 LOOKED_FOR = 5  # keys whose mean double lift says how choosy a head is
+BEST_HEADS, TOP = 2, 15  # heads that are shown, and keys of each
 
 
 @dataclass(frozen=True)
@@ -51,15 +52,12 @@ def find_partners(
     poems: Sequence[str],
     maps: Iterable[tuple[Sequence[int], np.ndarray]],
     query: str,
-    best_heads: int = 2,
-    top: int = 15,
     min_count: int = MIN_COUNT,
 ) -> list[Partner]:
-    """The keys with the highest double lift, best first, `top` for each head.
+    """The keys with the highest double lift, best first, TOP for each head.
 
-    The heads are the `best_heads` ones whose LOOKED_FOR best keys have the highest mean double lift.
-    `maps` as from `attention_over`; poems without the query serve the
-    popularity of keys.
+    The heads are the BEST_HEADS ones whose LOOKED_FOR best keys have the highest mean double lift.
+    `maps` as from `attention_over`; poems without the query serve the popularity of keys.
     """
     verses = [read_verse("\n" + poem) for poem in poems]
     parts, values, shape = [], [], (0, 0)
@@ -85,31 +83,30 @@ def find_partners(
     if not len(candidates):
         return []
 
-    def sums(numbers: np.ndarray, size: int, weights: np.ndarray | None = None) -> np.ndarray:
-        return np.bincount(numbers, weights, size)
-
     found: dict[tuple[int, int], tuple] = {}
-    pair = key * (stratum.max() + 1) + stratum  # a key at a stratum
-    n_strata, n_pairs = stratum.max() + 1, len(codes) * (stratum.max() + 1)
+    n_strata = stratum.max() + 1
+    pair, n_pairs = key * n_strata + stratum, len(codes) * n_strata  # a key at a stratum
     for layer, head in np.ndindex(*shape):
         w = value[layer * shape[1] + head]
-        own, own_n = sums(stratum[mine], n_strata, w[mine]), sums(stratum[mine], n_strata)
-        of_key, of_key_n = sums(pair[mine], n_pairs, w[mine]), sums(pair[mine], n_pairs)
+        own = np.bincount(stratum[mine], w[mine], n_strata)
+        own_n = np.bincount(stratum[mine], minlength=n_strata)
+        of_key = np.bincount(pair[mine], w[mine], n_pairs)
+        of_key_n = np.bincount(pair[mine], minlength=n_pairs)
         rest, rest_n = own[stratum] - of_key[pair], own_n[stratum] - of_key_n[pair]
         # Where no other key stands at the stratum, the key is its own baseline.
         first = np.where(rest_n > 0, rest, own[stratum]) / np.maximum(
             np.where(rest_n > 0, rest_n, own_n[stratum]), 1
         )
-        usual_n = sums(stratum[~mine], n_strata)
-        usual = sums(stratum[~mine], n_strata, w[~mine]) / np.maximum(usual_n, 1)
-        received = sums(key[~mine], len(codes), w[~mine])
-        due = sums(key[~mine], len(codes), usual[stratum[~mine]])
+        usual_n = np.bincount(stratum[~mine], minlength=n_strata)
+        usual = np.bincount(stratum[~mine], w[~mine], n_strata) / np.maximum(usual_n, 1)
+        received = np.bincount(key[~mine], w[~mine], len(codes))
+        due = np.bincount(key[~mine], usual[stratum[~mine]], len(codes))
         popularity = np.divide(received, due, out=np.ones(len(codes)), where=due > 0)
         second = np.where(usual_n[stratum] > 0, usual[stratum] * popularity[key], first)
-        total = sums(key[mine], len(codes), w[mine])
+        total = np.bincount(key[mine], w[mine], len(codes))
         lifts = np.stack(
             [
-                total[candidates] / sums(key[mine], len(codes), base[mine])[candidates]
+                total[candidates] / np.bincount(key[mine], base[mine], len(codes))[candidates]
                 for base in (first, second)
             ]
         )
@@ -117,10 +114,10 @@ def find_partners(
         found[layer, head] = (smaller, lifts, total, first, second)
     choosy = {at: np.sort(result[0])[-LOOKED_FOR:].mean() for at, result in found.items()}
     partners = []
-    for layer, head in sorted(choosy, key=lambda at: -choosy[at])[:best_heads]:
+    for layer, head in sorted(choosy, key=lambda at: -choosy[at])[:BEST_HEADS]:
         smaller, lifts, total, first, second = found[layer, head]
         w = value[layer * shape[1] + head]
-        for at in np.argsort(-smaller, kind="stable")[:top]:
+        for at in np.argsort(-smaller, kind="stable")[:TOP]:
             number = candidates[at]
             cells = mine & (key == number)
             base = (first if lifts[0, at] <= lifts[1, at] else second)[cells]
@@ -145,24 +142,17 @@ def _shrink(lift, n):
     return (n * lift + SHRINKAGE) / (n + SHRINKAGE)
 
 
-def looks_for(
-    model,
-    vocabulary,
-    documents: Sequence[str],
-    query: str,
-    seed: int = 0,
-    **options,
-) -> list[Partner]:
+def looks_for(model, vocabulary, documents: Sequence[str], query: str) -> list[Partner]:
     """Whom `query` looks for over all documents, see `find_partners`; popularity from OTHER_POEMS
-    poems without it, drawn by `seed`."""
+    poems without it, drawn at random, always the same."""
     texts = [text[: model.config.block_size - 1] for text in documents]
     with_query = [text for text in texts if query in text]
     others = [text for text in texts if query not in text]
-    drawn = np.random.default_rng(seed).permutation(len(others))[:OTHER_POEMS]
+    drawn = np.random.default_rng(0).permutation(len(others))[:OTHER_POEMS]
     poems = [*with_query, *(others[at] for at in sorted(drawn))]
     if not with_query:
         return []
-    return find_partners(poems, attention_over(model, vocabulary, poems), query, **options)
+    return find_partners(poems, attention_over(model, vocabulary, poems), query)
 
 
 def partner_dicts(partners: Sequence[Partner]) -> list[dict]:

@@ -195,9 +195,9 @@ def _rounded(interval: Interval | None) -> list[float] | None:
     return [round(min(number, MOST), 4) for number in interval]
 
 
-def _number(value: float, digits: int = 4) -> float | None:
+def _number(value: float) -> float | None:
     """JSON knows no NaN."""
-    return None if value != value else round(value, digits)
+    return None if value != value else round(value, 4)
 
 
 def _one_up(number: int | None) -> int | None:

@@ -22,13 +22,13 @@ from model.gpt import GPT
 EVIDENCE, ATLAS = "evidence.json", "atlas.json"  # what `view.py` leaves in the folder for the page
 
 
-def predict(model: GPT, vocabulary: Vocabulary, text: str, top: int = 5) -> list[list]:
-    """The likeliest characters after each position of "\\n" + text: T lists of `top`
+def predict(model: GPT, vocabulary: Vocabulary, text: str) -> list[list]:
+    """The likeliest characters after each position of "\\n" + text: T lists of five
     (character, probability), best first."""
     idx = torch.tensor([vocabulary.encode(BOUNDARY + text)])
     with evaluating(model):
         logits, _ = model(idx)
-    probability, ids = logits[0].softmax(-1).topk(min(top, len(vocabulary)))
+    probability, ids = logits[0].softmax(-1).topk(min(5, len(vocabulary)))
     return [
         [(vocabulary.decode([i]), p) for i, p in zip(row_ids, row, strict=True)]
         for row_ids, row in zip(ids.tolist(), probability.tolist(), strict=True)

@@ -231,7 +231,7 @@ def test_whom_a_character_looks_for():
             heads = np.tril(heads) / np.tril(heads).sum(-1, keepdims=True)
             yield [number], heads[None, :, None]
 
-    partners = find_partners(poems, maps(), "一", best_heads=1, min_count=10)
+    partners = find_partners(poems, maps(), "一", min_count=10)
     assert (partners[0].key, partners[0].layer, partners[0].head) == ("七", 0, 1)
     assert partners[0].lift.low > 3
     everyones = next((p for p in partners if p.key == "丁"), None)
