@@ -80,10 +80,6 @@ class Pair:
     def key_name(self) -> str:
         return self.label or self.key
 
-    @property
-    def name(self) -> str:
-        return f"{self.query}→{self.key_name}"
-
 
 ASKED = Pair("光", "月")
 RELATED = (
@@ -166,13 +162,6 @@ class HeadLift:
     lift1: Interval | None
     lift2: Interval | None
     top_share: float  # how often the key is the most looked-at of all characters up to the query
-
-    @property
-    def score(self) -> float:
-        """The smaller lift, what survives both questions (0 without a number)."""
-        if self.lift1 is None or self.lift2 is None:
-            return 0.0
-        return min(self.lift1.value, self.lift2.value)
 
 
 def contains_pair(text: str, pair: Pair) -> bool:
@@ -403,10 +392,6 @@ class PairEvidence:
     train: list[HeadLift]
     held_out: list[HeadLift]
     sums: PairSums  # of the held-out poems, all heads
-
-    @property
-    def chosen(self) -> HeadLift:
-        return next(h for h in self.held_out if (h.layer, h.head) == (self.layer, self.head))
 
 
 def pair_evidence(

@@ -39,11 +39,6 @@ class Sampling:
         """Whether chance has no part. Dividing by less would overflow."""
         return self.temperature < 1e-6
 
-    @property
-    def from_all(self) -> bool:
-        """Whether chance draws from all characters, each in proportion."""
-        return self.top_k == 0 and self.top_p == 1
-
     def weigh(self, logits: Array) -> None:
         """Turn logits over temperature, float32 (B, V), into what each character weighs in the
         draw: a multiple of its probability, or 0 where top_k or top_p leaves it out."""
@@ -84,7 +79,8 @@ class Choosing:
         self._greedy = sampling.greedy
         self._sharper = 1.0 if sampling.greedy else 1 / sampling.temperature
         V = common.shape[1] if rare is None else self._n + rare.shape[1]
-        in_steps = rare is not None and not masked and (sampling.greedy or sampling.from_all)
+        from_all = sampling.top_k == 0 and sampling.top_p == 1
+        in_steps = rare is not None and not masked and (sampling.greedy or from_all)
         self._all = Choice(sampling, V, f"{seed} all", numbers, seldom=in_steps)
         self._first = None
         if in_steps:
