@@ -33,15 +33,13 @@ def _lock(file: TextIO) -> None:
 class RunFolder:
     """An out_dir that this process alone writes to.
 
-    Raises UsageError where another training writes there, where the folder holds a run and neither
-    `resume` nor `overwrite` is asked for, or where there is nothing to resume.
+    Raises UsageError where another training writes there, or where the folder holds a run and neither
+    `resume` nor `overwrite` is asked for.
     """
 
     def __init__(self, path: str | Path, resume: bool, overwrite: bool) -> None:
         self.path = Path(path)
         self.checkpoint = self.path / "ckpt.pt"
-        if resume and not self.checkpoint.exists():
-            raise UsageError(f"no checkpoint to resume from in {path}: start without --resume")
         self.path.mkdir(parents=True, exist_ok=True)
         self._lock_file = open(self.path / "lock", "a", encoding="utf-8")  # noqa: SIM115
         try:
