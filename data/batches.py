@@ -59,32 +59,30 @@ class Batches:
         order = np.argsort(lengths, kind="stable")
         self._starts, self._lengths = np.array(starts)[order], np.array(lengths)[order]
         self._widths = padded(self._lengths)
-        for run in _runs(self._widths):  # but none is wider than its longest text
-            self._widths[run] = self._lengths[run[-1]]
-        bounds, widths = [0], self._widths.tolist()
-        for i, width in enumerate(widths):
-            n = i - bounds[-1]
-            if n and ((n + 1) * width > batch_size or width > widths[bounds[-1]]):
-                bounds.append(i)
-        self._bounds = list(zip(bounds, [*bounds[1:], len(widths)], strict=True))
-        # Documents change places only with others of their width, so the bounds stay right.
+        # Rows change places only with others of their width, so each batch keeps its own.
         self._same_width = _runs(self._widths)
-        self._batches_of_width = _runs(self._widths[bounds])
+        self._batches: list[np.ndarray] = []
+        for run in self._same_width:
+            width = self._lengths[run[-1]]  # none is wider than its longest text
+            self._widths[run] = width
+            n = max(1, batch_size // width)
+            self._batches += [run[i : i + n] for i in range(0, len(run), n)]
+        self._batches_of_width = _runs(self._widths[[batch[0] for batch in self._batches]])
         self._order = lru_cache(maxsize=1)(self._order)
 
     def __len__(self) -> int:
         """Batches in one epoch."""
-        return len(self._bounds)
+        return len(self._batches)
 
     def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
         """Batch i in the fixed order that evaluation uses: inputs and targets, each (B, T) long."""
-        return self._collate(np.arange(*self._bounds[i]))
+        return self._collate(self._batches[i])
 
     def shuffled(self, seed: int, step: int) -> tuple[Tensor, Tensor]:
         """The batch of a step of shuffled epochs: each has all documents once, in its own order."""
         epoch, i = divmod(step, len(self))
         batches, rows = self._order(seed, epoch)
-        return self._collate(rows[slice(*self._bounds[batches[i]])])
+        return self._collate(rows[self._batches[batches[i]]])
 
     def _order(self, seed: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         rng = np.random.default_rng((seed, epoch))
