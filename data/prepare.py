@@ -336,14 +336,12 @@ def build(
             reason = "other forms than the four"
         else:
             final = regular(lines) if is_regular else text
-            simple = simplify(final, convert)
-            mended["notes removed"] += bool(NOTE.search(original))
-            mended["brackets or quotation marks removed"] += bool(
-                WRAPPING.search(strip_notes(original))
-            )
-            mended["punctuation made ， and 。"] += WRAPPING.sub("", strip_notes(original)) != final
+            without_notes = strip_notes(original)
+            mended["notes removed"] += without_notes != original
+            mended["brackets or quotation marks removed"] += bool(WRAPPING.search(without_notes))
+            mended["punctuation made ， and 。"] += WRAPPING.sub("", without_notes) != final
             mended["variant characters replaced"] += any(c in VARIANTS for c in convert(final))
-            sound.append(simple)
+            sound.append(simplify(final, convert))
             continue
         dropped[reason] += 1
     poems = drop_versions([*beside, *sound], dropped)[len(beside) :]
