@@ -158,21 +158,15 @@ def rhyme_cells(verses: Sequence[Verse]) -> Cells:
     return Cells(poem, i, j, kind, stratum[:, None]).only(matched)
 
 
-class _Strata:
-    """Numbers the strata (length of the line, place, distance) of characters at a distance."""
-
-    def __init__(self) -> None:
-        self.number: dict[int, int] = {}
-
-    def of(self, verse: Verse) -> tuple[np.ndarray, np.ndarray]:
-        """Flat cell numbers i · T + j of a poem, and their strata."""
-        size = len(verse.codes)
-        i, j = np.indices((size, size))
-        far = verse.character[:, None] & verse.character & (i - j >= MIN_DISTANCE)
-        i, j = np.nonzero(far)
-        codes = verse.stratum(i, j).tolist()
-        strata = [self.number.setdefault(code, len(self.number)) for code in codes]
-        return i * size + j, np.array(strata, dtype=int)
+def far_cells(verse: Verse, number: dict[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """Flat cell numbers i · T + j of characters at a distance, and their strata (length of the line,
+    place, distance), which `number` numbers as they turn up."""
+    size = len(verse.codes)
+    i, j = np.indices((size, size))
+    far = verse.character[:, None] & verse.character & (i - j >= MIN_DISTANCE)
+    i, j = np.nonzero(far)
+    strata = [number.setdefault(code, len(number)) for code in verse.stratum(i, j).tolist()]
+    return i * size + j, np.array(strata, dtype=int)
 
 
 def score_heads(
@@ -185,7 +179,7 @@ def score_heads(
     """
     verses = [read_verse("\n" + poem) for poem in poems]
     pair_codes = np.array([ord(a) << 32 | ord(b) for a, b in associated] or [-1])
-    strata = _Strata()
+    strata: dict[int, int] = {}
     by_shape: dict[bytes, tuple] = {}
 
     def shape_of(verse: Verse) -> tuple:
@@ -200,7 +194,7 @@ def score_heads(
                 masks += [target * usable[:, None], other * (usable * ratio)[:, None]]
                 counts.append(usable.sum())
             masks = np.stack(masks).reshape(len(masks), -1).T.astype(np.float32)  # (T·T, 2 kinds)
-            by_shape[key] = (masks, np.array(counts), *strata.of(verse))
+            by_shape[key] = (masks, np.array(counts), *far_cells(verse, strata))
         return by_shape[key]
 
     def content_of(verse: Verse, cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -234,7 +228,7 @@ def score_heads(
             here = np.arange(bounds[poem], bounds[poem + 1])
             rhyme_values[here] = flat[:, rhyme.query[here] * size + rhyme.key[here]].T
             ordinary = ~np.logical_or(*content_of(verses[poem], cells))
-            grown = len(strata.number) - len(count)
+            grown = len(strata) - len(count)
             total = np.concatenate([total, np.zeros((grown, heads))])
             count = np.concatenate([count, np.zeros(grown)])
             count += np.bincount(numbers[ordinary], minlength=len(count))
