@@ -192,9 +192,8 @@ def make_page(args: Namespace, trained: Trained | None) -> None:
     if trained is None:
         size = write_maps_page(args.out_dir, page)
     else:
-        untrained = untrained_model(trained.state)
         read_by = trained.model, trained.vocabulary, trained.state
-        size = write_run_page(args.out_dir, page, *read_by, args.text, untrained)
+        size = write_run_page(args.out_dir, page, *read_by, args.text)
     say(f"wrote {page}, {size / 1e6:.2f} MB")
     if args.open and not webbrowser.open(page.resolve().as_uri()):
         say(f"no browser found: open {page} yourself")

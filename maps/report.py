@@ -2,8 +2,7 @@
 
 Rows of the table, each on held-out poems:
     asked      the pair, in the head that its training poems chose
-    untrained  the same pair in the untrained model: in the same head, and in the head that the
-               training poems choose there
+    untrained  the same pair in the untrained model, whose heads are all alike
     control    pairs without a meaning of their own, in the asked pair's head and in their own
     reverse    query and key exchanged, likewise
     related    pairs with a meaning, each in its own head
@@ -134,8 +133,8 @@ def gather_evidence(
     key: str = ASKED.key,
     partners: Sequence[dict] = (),
 ) -> Evidence:
-    """Ask the pair and everything it is compared with. `untrained` is the model of step 0, or None.
-    Texts longer than the model's block count with their beginning."""
+    """Ask the pair and everything it is compared with. `untrained` is the model of step 0. Texts
+    longer than the model's block count with their beginning."""
     longest = model.config.block_size - 1
     train, held_out = ([text[:longest] for text in texts] for texts in (train, held_out))
     pairs = questions(query, key, train)
@@ -143,11 +142,9 @@ def gather_evidence(
     results = pair_evidence(model, vocabulary, *looked_at, pairs)
     asked = results[0]
     at = (asked.layer, asked.head)
-    rows = [_row(asked, at)]
-    if untrained is not None:
-        pair = Pair(query, key, "untrained")
-        [before] = pair_evidence(untrained, vocabulary, *looked_at, [pair])
-        rows += [_row(before, at, own=False), _row(before, (before.layer, before.head))]
+    pair = Pair(query, key, "untrained")
+    [before] = pair_evidence(untrained, vocabulary, *looked_at, [pair])
+    rows = [_row(asked, at), _row(before, at, own=False)]
     for result in results[1:]:
         own = (result.layer, result.head)
         if result.pair.role != "related":

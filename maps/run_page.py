@@ -16,7 +16,7 @@ from maps.capture import AttentionMap, MapError, capture, load_map, saved_maps
 from maps.corpus_maps import evaluating
 from maps.cutting import cuts_for_text
 from maps.page import page_texts, write_page
-from model.checkpoint import replacing
+from model.checkpoint import replacing, untrained_model
 from model.gpt import GPT
 
 EVIDENCE, ATLAS = "evidence.json", "atlas.json"  # what `view.py` leaves in the folder for the page
@@ -131,18 +131,18 @@ def write_run_page(
     vocabulary: Vocabulary,
     state: dict[str, Any],
     texts: Sequence[str] = (),
-    untrained: GPT | None = None,
 ) -> int:
     """Write the page of a run and return its size in bytes.
 
     Shown are the run's probe texts with all saved steps, or instead `texts` through the checkpoint,
-    with the `untrained` model's map as step 0. Raises MapError or DataError.
+    with the untrained model's map as step 0. Raises MapError or DataError.
     """
     step, val_loss = state["step"], state["val_loss"]
     if texts:
+        untrained = untrained_model(state)
         maps = {
             str(number): [
-                *([capture(untrained, vocabulary, text)] if untrained else []),
+                capture(untrained, vocabulary, text),
                 capture(model, vocabulary, text, step, val_loss),
             ]
             for number, text in enumerate(texts)
