@@ -249,11 +249,6 @@ def main(argv: list[str]) -> int:
         step_started = time.perf_counter()
         if config.dropout:  # decided by the step alone, as the batch is: going on draws the same
             torch.manual_seed(config.seed + step * world + rank)
-        share = schedule(step, course, config.warmup_iters, config.cooldown)
-        for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = group["peak_lr"] * share
-
         # Each process takes every world-th row; all of them together take the mean over the batch.
         idx, targets = train_set.batch(config.seed, step)
         count = int((targets != IGNORE).sum())
@@ -276,9 +271,10 @@ def main(argv: list[str]) -> int:
             raise not_finite(step)
         if config.grad_clip:
             clip_gradients(model, config.grad_clip)
+        share = schedule(step, course, config.warmup_iters, config.cooldown)
         for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
+            optimizer.step(share)
+        model.zero_grad()
 
         step += 1
         tokens += count

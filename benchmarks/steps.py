@@ -66,7 +66,7 @@ class Step:
         for optimizer in self.optimizers:
             with self.part(type(optimizer).__name__):
                 optimizer.step()
-                optimizer.zero_grad()
+        self.model.zero_grad()
 
 
 def speed(

@@ -49,11 +49,6 @@ class Optimizer:
         self.param_groups = [settings | group for group in groups]
         self.state = {p: {} for group in self.param_groups for p in group["params"]}
 
-    def zero_grad(self) -> None:
-        """Forget the gradients."""
-        for p in self.state:
-            p.grad = None
-
     def state_dict(self) -> list[dict[str, Tensor]]:
         """What is remembered of each parameter, in their order; settings are not."""
         return list(self.state.values())
@@ -75,8 +70,8 @@ class AdamW(Optimizer):
     settings are lr, betas and weight_decay."""
 
     @torch.no_grad()
-    def step(self) -> None:
-        """One step."""
+    def step(self, share: float = 1.0) -> None:
+        """One step, at this share of each group's lr."""
         for group in self.param_groups:
             params = group["params"]
             for p in params:
@@ -99,7 +94,7 @@ class AdamW(Optimizer):
                 fused=True,
                 amsgrad=False,
                 maximize=False,
-                lr=group["lr"],
+                lr=group["lr"] * share,
                 beta1=group["betas"][0],
                 beta2=group["betas"][1],
                 weight_decay=group["weight_decay"],
@@ -118,9 +113,11 @@ class Muon(Optimizer):
     """
 
     @torch.no_grad()
-    def step(self) -> None:
-        """One step: Nesterov momentum, orthogonalised, scaled by sqrt(rows / columns) if tall."""
+    def step(self, share: float = 1.0) -> None:
+        """One step, at this share of each group's lr: Nesterov momentum, orthogonalised, scaled by
+        sqrt(rows / columns) if tall."""
         for group in self.param_groups:
+            lr = group["lr"] * share
             shapes = defaultdict(list)
             for p in group["params"]:
                 shapes[p.shape].append(p)
@@ -135,9 +132,9 @@ class Muon(Optimizer):
                 rows //= group["pieces"]
                 matrices = orthogonalize(torch.stack(updates).view(-1, rows, columns))
                 updates = matrices.to(params[0].dtype).view(len(params), -1, columns).unbind()
-                torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
+                torch._foreach_mul_(params, 1 - lr * group["weight_decay"])
                 scale = math.sqrt(max(1, rows / columns))
-                torch._foreach_add_(params, updates, alpha=-group["lr"] * scale)
+                torch._foreach_add_(params, updates, alpha=-lr * scale)
 
 
 def make_optimizers(
@@ -151,8 +148,7 @@ def make_optimizers(
     """Muon for the matrices inside the blocks, W_q, W_k and W_v each for itself; AdamW for the
     embedding and the output layer, whose rows belong to single characters, each at its own rate, and
     for the heads' liking for distances. `weight_decay` is for Muon's matrices and the output layer;
-    the embedding loses as much of itself in a step as the output layer. A group keeps its peak as
-    `peak_lr`.
+    the embedding loses as much of itself in a step as the output layer.
 
     AdamW has a long memory of squares (0.99): with a short one a row whose character is rare takes a
     leap whenever it occurs.
@@ -171,14 +167,10 @@ def make_optimizers(
         {"params": head, "lr": output_lr, "weight_decay": weight_decay},
         {"params": biases, "lr": muon_lr, "weight_decay": 0.0},
     ]
-    optimizers = [
+    return [
         Muon(matrices, lr=muon_lr, momentum=muon_momentum, weight_decay=weight_decay),
         AdamW(rows, betas=(0.8, 0.99)),
     ]
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["peak_lr"] = group["lr"]
-    return optimizers
 
 
 def clip_gradients(model: nn.Module, most: float) -> None:
