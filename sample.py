@@ -18,7 +18,7 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while importing: stop, no traceback
 
 from command_line import Parser, UsageError, run, say
-from data.trained_on import corpus_of
+from data.corpus import corpus_of
 from data.vocabulary import BOUNDARY, DataError, Vocabulary
 from model.checkpoint import CheckpointError, load_model
 from model.choose import Sampling

@@ -22,8 +22,7 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while importing: stop, no traceback
 
 from command_line import Parser, UsageError, run, say
-from data.corpus import Corpus
-from data.trained_on import corpus_of
+from data.corpus import Corpus, corpus_of
 from data.vocabulary import DataError, Vocabulary
 from maps.atlas import atlas_dict, format_atlas, head_atlas
 from maps.capture import AttentionMap, MapError, capture

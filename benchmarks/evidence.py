@@ -14,8 +14,7 @@ import numpy as np
 from benchmarks.common import ROOT, publish
 from benchmarks.runs import execute
 from command_line import Parser, UsageError, say
-from data.corpus import FOLDS, read_texts
-from data.trained_on import corpus_of
+from data.corpus import FOLDS, corpus_of, read_texts
 from data.vocabulary import Vocabulary
 from maps.evidence import head_lifts
 from maps.report import (

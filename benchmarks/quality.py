@@ -14,7 +14,7 @@ from statistics import fmean
 
 from benchmarks.common import ROOT, positive, publish, table
 from command_line import Parser, UsageError
-from data.trained_on import corpus_of
+from data.corpus import corpus_of
 from data.vocabulary import BOUNDARY, Vocabulary
 from model.checkpoint import load_model
 from model.choose import Sampling

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from data.vocabulary import DataError, Vocabulary
 
@@ -127,3 +128,14 @@ class Corpus:
     def seen(self) -> list[str]:
         """All that a training of more than an epoch reads."""
         return [*self.train, *self.extra]
+
+
+def corpus_of(state: dict[str, Any]) -> Corpus:
+    """The documents of a checkpoint's state, parted as its training did. Raises DataError where
+    they are gone or are no longer the same."""
+    settings = state["config"]
+    documents, extra, digest = read_texts(settings["data"], settings["extra_data"])
+    if digest != state["data_sha256"]:
+        names = " or ".join(filter(None, (settings["data"], settings["extra_data"])))
+        raise DataError(f"{names} is no longer the text that the model was trained on: train anew")
+    return Corpus(documents, settings["fold"], settings["probes"], extra)

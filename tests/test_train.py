@@ -17,8 +17,7 @@ import torch
 
 from data.baselines import unigram_and_bigram
 from data.batches import Batches
-from data.corpus import EXTRA_POEMS, Corpus, read_documents
-from data.trained_on import corpus_of
+from data.corpus import EXTRA_POEMS, Corpus, corpus_of, read_documents
 from data.vocabulary import DataError
 from maps.capture import capture, load_map, map_path, saved_maps
 from model.checkpoint import load_checkpoint, load_model
