@@ -75,11 +75,11 @@ def between(trainings: Sequence[Evidence]) -> str:
         lifts = [head_lifts(row.sums)[0].lift1 for row in rows]
         if not rows[0].own_head or rows[0].pair.role == "untrained" or None in lifts:
             continue
-        logs = np.log([lift.value for lift in lifts])
+        pair, logs = rows[0].pair, np.log([lift.value for lift in lifts])
         error = T_QUANTILES[len(logs) - 2] * logs.std(ddof=1) / len(logs) ** 0.5
         value, low, high = np.exp(logs.mean() + np.array([0, -error, error]))
         each = ", ".join(f"{lift.value:.2f}" for lift in lifts)
-        lines.append(f"{rows[0].pair.name}  {value:.2f} [{low:.2f}, {high:.2f}]  ({each})")
+        lines.append(f"{pair.query}→{pair.key_name}  {value:.2f} [{low:.2f}, {high:.2f}]  ({each})")
     return "\n".join(lines)
 
 
