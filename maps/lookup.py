@@ -85,7 +85,8 @@ def find_partners(
 
     found: dict[tuple[int, int], tuple] = {}
     n_strata = stratum.max() + 1
-    pair, n_pairs = key * n_strata + stratum, len(codes) * n_strata  # a key at a stratum
+    _, pair = np.unique(key * n_strata + stratum, return_inverse=True)  # a key at a stratum
+    n_pairs = pair.max() + 1
     for layer, head in np.ndindex(*shape):
         w = value[layer * shape[1] + head]
         own = np.bincount(stratum[mine], w[mine], n_strata)

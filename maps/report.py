@@ -2,14 +2,14 @@
 
 Rows of the table, each on held-out poems:
     asked      the pair, in the head that its training poems chose
-    untrained  the same pair in the untrained model, whose heads are all alike
+    untrained  the same pair in the untrained model, whose heads are all alike; for controls too
     control    pairs without a meaning of their own, in the asked pair's head and in their own
     reverse    query and key exchanged, likewise
     related    pairs with a meaning, each in its own head
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from maps.bootstrap import LEVEL, RESAMPLES, Interval
 from maps.cutting import CutResult, cut_pair, pool_cuts
@@ -142,14 +142,15 @@ def gather_evidence(
     results = pair_evidence(model, vocabulary, *looked_at, pairs)
     asked = results[0]
     at = (asked.layer, asked.head)
-    pair = Pair(query, key, "untrained")
-    [before] = pair_evidence(untrained, vocabulary, *looked_at, [pair])
-    rows = [_row(asked, at), _row(before, at, own=False)]
+    of_untrained = [replace(pair, role="untrained") for pair in pairs if pair.role != "related"]
+    before = iter(pair_evidence(untrained, vocabulary, *looked_at, of_untrained))
+    rows = [_row(asked, at), _row(next(before), at, own=False)]
     for result in results[1:]:
-        own = (result.layer, result.head)
-        if result.pair.role != "related":
-            rows.append(_row(result, at, own=False))
-        rows.append(_row(result, own))
+        own = _row(result, (result.layer, result.head))
+        if result.pair.role == "related":
+            rows.append(own)
+        else:
+            rows += [_row(result, at, own=False), own, _row(next(before), at, own=False)]
     return Evidence(
         rows,
         cut_pair(model, vocabulary, held_out, asked.pair, *at),
