@@ -8,6 +8,7 @@ import numpy as np
 
 RESAMPLES = 2000
 LEVEL = 0.95
+MOST = 100.0  # times; what lies above is shown as this
 
 
 class Interval(NamedTuple):
@@ -16,6 +17,17 @@ class Interval(NamedTuple):
     value: float
     low: float
     high: float
+
+
+def plain(interval: Interval) -> list[float]:
+    """[value, low, high] for JSON, none above MOST: where one poem rules, an upper limit has no end."""
+    return [round(min(number, MOST), 4) for number in interval]
+
+
+def shown(interval: Sequence[float], digits: int = 2) -> str:
+    """What `plain` gave, for people."""
+    numbers = [f">{MOST:.0f}" if number >= MOST else f"{number:.{digits}f}" for number in interval]
+    return "{} [{}, {}]".format(*numbers)
 
 
 def cluster_sums(clusters: Sequence[Hashable], values: np.ndarray) -> np.ndarray:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from maps.bootstrap import Interval, ratio_interval
+from maps.bootstrap import Interval, plain, ratio_interval, shown
 from maps.corpus_maps import attention_over
 from maps.evidence import MIN_DISTANCE
 from maps.terminal import table
@@ -167,7 +167,7 @@ def partner_dicts(partners: Sequence[Partner]) -> list[dict]:
             "weight": round(partner.weight, 4),
             "lift1": round(partner.lift1, 3),
             "lift2": round(partner.lift2, 3),
-            "lift": [round(number, 3) for number in partner.lift],
+            "lift": plain(partner.lift),
         }
         for partner in partners
     ]
@@ -185,7 +185,7 @@ def format_partners(query: str, partners: Sequence[dict]) -> str:
             f"{p['weight']:.3f}",
             f"{p['lift1']:.2f}",
             f"{p['lift2']:.2f}",
-            "{:.2f} [{:.2f}, {:.2f}]".format(*p["lift"]),
+            shown(p["lift"]),
         ]
         for p in partners
     ]

@@ -11,7 +11,7 @@ Rows of the table, each on held-out poems:
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from maps.bootstrap import LEVEL, RESAMPLES, Interval
+from maps.bootstrap import LEVEL, RESAMPLES, Interval, plain, shown
 from maps.cutting import CutResult, cut_pair, pool_cuts
 from maps.evidence import (
     ASKED,
@@ -80,7 +80,6 @@ NOTES = {
         "the key.",
     ],
 }
-MOST = 100.0  # times; what lies above is shown as this
 
 
 @dataclass(frozen=True)
@@ -187,10 +186,8 @@ def pool_evidence(trainings: Sequence[Evidence]) -> Evidence:
 
 
 def _rounded(interval: Interval | None) -> list[float] | None:
-    """[value, low, high], no limit above MOST: where one poem rules, an upper limit has no end."""
-    if interval is None or interval.value != interval.value:
-        return None
-    return [round(min(number, MOST), 4) for number in interval]
+    """[value, low, high], or None where there is no number."""
+    return None if interval is None or interval.value != interval.value else plain(interval)
 
 
 def _number(value: float) -> float | None:
@@ -288,8 +285,7 @@ def evidence_dict(evidence: Evidence) -> dict:
 def _interval(value: Sequence[float] | None, digits: int = 2) -> str:
     if value is None:
         return "n too small 例太少"
-    shown = [f">{MOST:.0f}" if number >= MOST else f"{number:.{digits}f}" for number in value]
-    return "{} [{}, {}]".format(*shown)
+    return shown(value, digits)
 
 
 def _place(layer: int | None, head: int | None) -> str:
