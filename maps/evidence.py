@@ -51,7 +51,7 @@ import numpy as np
 
 from maps.bootstrap import Interval, ratio_interval
 from maps.corpus_maps import attention_over
-from maps.verse import Verse, is_character, read_verse
+from maps.verse import Verse, read_verse
 
 MIN_DISTANCE = 2
 MIN_MATCHES = 5  # other cells in a stratum, below which an occurrence is matched less closely
@@ -193,12 +193,11 @@ def choose_poems(
 
 
 def count_pairs(documents: Iterable[str], query: str) -> Counter[str]:
-    """For each character in how many of the texts it stands MIN_DISTANCE or more before `query`."""
+    """For each character or mark in how many of the texts it stands MIN_DISTANCE or more before
+    `query`."""
     counts: Counter[str] = Counter()
     for text in documents:
-        counts.update(
-            filter(is_character, set(text[: max(0, text.rfind(query) - MIN_DISTANCE + 1)]))
-        )
+        counts.update(set(text[: max(0, text.rfind(query) - MIN_DISTANCE + 1)]))
     return counts
 
 
@@ -394,18 +393,21 @@ class PairEvidence:
     sums: PairSums  # of the held-out poems, all heads
 
 
+def measure(model, vocabulary, poems: Sequence[str], pairs: Sequence[Pair]) -> list[PairSums]:
+    """What the questions need of those poems that have a query or a key. No text is longer than the
+    model's block."""
+    asked = {character for pair in pairs for character in pair.query + pair.key}
+    # One map at least, to know the heads.
+    poems = [text for text in poems if not asked.isdisjoint(text)] or [*poems[:1]]
+    return pair_sums(poems, attention_over(model, vocabulary, poems), pairs)
+
+
 def pair_evidence(
     model, vocabulary, train: Sequence[str], held_out: Sequence[str], pairs: Sequence[Pair]
 ) -> list[PairEvidence]:
     """Ask each pair: choose its head on the training poems, judge all heads on the held-out ones.
     No text is longer than the model's block."""
-    sides = []
-    for documents in (train, held_out):
-        poems = [
-            text for text in documents if any(c in text for p in pairs for c in p.query + p.key)
-        ]
-        poems = poems or [*documents[:1]]  # one map at least, to know the heads
-        sides.append(pair_sums(poems, attention_over(model, vocabulary, poems), pairs))
+    sides = [measure(model, vocabulary, poems, pairs) for poems in (train, held_out)]
     results = []
     for chosen_on, judged_on in zip(*sides, strict=True):
         layer, head = choose_head(chosen_on)

@@ -1,7 +1,9 @@
 """Whom does a character look for? The keys that it prefers, over the whole corpus.
 
 For each key that stands MIN_DISTANCE or more before the query in at least MIN_COUNT places, two
-lifts as in `evidence`, with baselines for many keys at once:
+lifts as in `evidence`, with baselines for many keys at once. A stratum is (length of the query's line,
+place in it, distance); with the line of the poem too there would be too few cells in it. A key that is
+alone there is its own baseline.
 
     lift 1 = sum of w over the key's occurrences / sum of mean weights, at the same stratum, of the
              query's other keys
@@ -70,8 +72,7 @@ def find_partners(
             rows = verse.character if query not in poems[poem] else verse.codes == ord(query)
             far = np.arange(size)[:, None] - np.arange(size) >= MIN_DISTANCE
             i, j = np.nonzero(rows[:, None] & others & far)
-            stratum = verse.line[i] << 48 | verse.stratum(i, j)
-            parts.append(np.stack([np.full_like(i, poem), verse.codes[j], stratum]))
+            parts.append(np.stack([np.full_like(i, poem), verse.codes[j], verse.stratum(i, j)]))
             values.append(weights[:, :, place, i, j].reshape(shape[0] * shape[1], len(i)))
     poem, code, stratum = np.concatenate(parts, axis=1)
     value = np.concatenate(values, axis=1)  # (heads, N)

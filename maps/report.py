@@ -3,7 +3,8 @@
 Rows of the table, each on held-out poems:
     asked      the pair, in the head that its training poems chose
     untrained  the same pair in the untrained model, whose heads are all alike; for controls too
-    control    pairs without a meaning of their own, in the asked pair's head and in their own
+    control    other keys, for 光→月 two without a meaning of their own, else two that stand before
+               the query in about as many poems, in the asked pair's head and in their own
     reverse    query and key exchanged, likewise
     related    pairs with a meaning, each in its own head
 """
@@ -22,15 +23,16 @@ from maps.evidence import (
     RELATED,
     HeadLift,
     Pair,
-    PairEvidence,
     PairSums,
     choose_poems,
     count_pairs,
     head_lifts,
+    measure,
     pair_evidence,
     pool,
 )
 from maps.terminal import table
+from maps.verse import is_character
 
 ROLES = {
     "asked": "所问 asked",
@@ -53,6 +55,7 @@ NOTES = {
         f"91 至 95 次包含真值。少于 {MIN_POEMS} 首诗不给倍数和区间。",
         "替一对字选出的头，总有些偏爱它，所以要看对照：未训练的模型（各头一样，人人平分，它离 1 多远，就是位置"
         "没有配准多少）、别的字对、所有头的平均。",
+        "对照：光→月 用 山、人；别的字对，用站在 query 前面的诗数和 key 最接近的两个字，它们也可能有意义。",
         "比模型一次能读的更长的文字，只算开头那一段。",
         "剪断：把 query→key 的权重设为 0，该行其余权重重新归一；"
         "看真正的下一个字的对数概率变了多少，与剪断离 key 最近的另一个字的边相比。",
@@ -74,6 +77,8 @@ NOTES = {
         "A head chosen for a pair prefers it somewhat anyway: compare with the untrained model (its heads "
         "are all alike and share out evenly; how far it is from 1 is how far places are not matched), with "
         "other pairs and with the mean over all heads.",
+        "Controls: 山 and 人 for 光→月; for another pair the two keys that stand before the query in most "
+        "nearly as many poems, which may mean something too.",
         "Of texts longer than the model reads at once the beginning counts.",
         "A cut sets the weight query→key to zero and renormalises the row; what counts is the change "
         "of the true next character's log-probability, beside a cut to the other character nearest to "
@@ -109,14 +114,14 @@ class Evidence:
 
 def questions(query: str, key: str, documents: Sequence[str]) -> list[Pair]:
     """The asked pair, its controls and the reverse question; 光→月 with related pairs as well. The
-    controls of another pair are the two keys that stand before the query in the documents most nearly
-    as often as the asked one."""
+    controls of another pair are the two keys that stand before the query in most nearly as many of the
+    documents as the asked one."""
     asked = Pair(query, key)
     if asked == ASKED:
         return [asked, *RELATED, *CONTROLS]
     counts = count_pairs(documents, query)
-    wanted = counts[key]
-    others = sorted(counts.keys() - {query, key}, key=lambda c: (abs(counts[c] - wanted), c))
+    others = filter(is_character, counts.keys() - {query, key})
+    others = sorted(others, key=lambda c: (abs(counts[c] - counts[key]), c))
     controls = [Pair(query, other, "control") for other in others[:2]]
     reverse = [Pair(key, query, "reverse")] if key != query else []
     return [asked, *controls, *reverse]
@@ -136,20 +141,20 @@ def gather_evidence(
     longer than the model's block count with their beginning."""
     longest = model.config.block_size - 1
     train, held_out = ([text[:longest] for text in texts] for texts in (train, held_out))
-    pairs = questions(query, key, train)
-    looked_at = [choose_poems(texts, pairs) for texts in (train, held_out)]
-    results = pair_evidence(model, vocabulary, *looked_at, pairs)
+    pairs = questions(query, key, [*train, *held_out])  # the same whichever tenth is held out
+    chosen_on, judged_on = (choose_poems(texts, pairs) or texts[:1] for texts in (train, held_out))
+    results = pair_evidence(model, vocabulary, chosen_on, judged_on, pairs)
     asked = results[0]
     at = (asked.layer, asked.head)
     of_untrained = [replace(pair, role="untrained") for pair in pairs if pair.role != "related"]
-    before = iter(pair_evidence(untrained, vocabulary, *looked_at, of_untrained))
-    rows = [_row(asked, at), _row(next(before), at, own=False)]
+    before = iter(measure(untrained, vocabulary, judged_on, of_untrained))
+    rows = [_row(asked.sums, at), _row(next(before), at, own=False)]
     for result in results[1:]:
-        own = _row(result, (result.layer, result.head))
+        own = _row(result.sums, (result.layer, result.head))
         if result.pair.role == "related":
             rows.append(own)
         else:
-            rows += [_row(result, at, own=False), own, _row(next(before), at, own=False)]
+            rows += [_row(result.sums, at, own=False), own, _row(next(before), at, own=False)]
     return Evidence(
         rows,
         cut_pair(model, vocabulary, held_out, asked.pair, *at),
@@ -161,8 +166,8 @@ def gather_evidence(
     )
 
 
-def _row(result: PairEvidence, at: tuple[int, int], own: bool = True) -> Row:
-    return Row(result.pair, own, *at, result.sums.of_head(*at), result.sums.mean_of_heads())
+def _row(sums: PairSums, at: tuple[int, int], own: bool = True) -> Row:
+    return Row(sums.pair, own, *at, sums.of_head(*at), sums.mean_of_heads())
 
 
 def pool_evidence(trainings: Sequence[Evidence]) -> Evidence:
@@ -170,6 +175,8 @@ def pool_evidence(trainings: Sequence[Evidence]) -> Evidence:
     judged in several trainings is drawn as one."""
     rows = []
     for parts in zip(*(training.rows for training in trainings), strict=True):
+        if len({part.pair for part in parts}) > 1:
+            raise ValueError("the trainings were asked different questions")
         heads = {(part.layer, part.head) for part in parts}
         layer, head = heads.pop() if len(heads) == 1 else (None, None)
         sums, mean = pool([part.sums for part in parts]), pool([part.mean for part in parts])

@@ -20,6 +20,7 @@ from model.checkpoint import replacing, untrained_model
 from model.gpt import GPT
 
 EVIDENCE, ATLAS = "evidence.json", "atlas.json"  # what `view.py` leaves in the folder for the page
+MEASURES = 2  # see `_model_of`
 
 
 def predict(model: GPT, vocabulary: Vocabulary, text: str) -> list[list]:
@@ -79,11 +80,12 @@ def kept(out_dir: str | Path, name: str, state: dict[str, Any]) -> Any:
 
 
 def _model_of(state: dict[str, Any]) -> str:
-    """What tells a model from those before and after it: the hash of its weights."""
+    """What tells a model from those before and after it: the hash of its weights; and what is measured,
+    by a number that rises when figures come to mean something else."""
     weights = sha256()
     for values in state["model"].values():
         weights.update(values.cpu().numpy().tobytes())
-    return f"step {state['step']}, weights {weights.hexdigest()}"
+    return f"measures {MEASURES}, step {state['step']}, weights {weights.hexdigest()}"
 
 
 def run_maps(out_dir: str | Path) -> dict[str, list[AttentionMap]]:

@@ -158,14 +158,17 @@ def test_cells_of_a_row():
         "punctuation": [[4], [1, 2, 3, 5]],
         "couplet": [[3], [1, 2]],
     }
-    verse = read_verse("\n一二三，四五六。七八九。")
-    for mask in row_kinds(verse)["couplet"]:
-        assert (
-            mask[5:8].any(1).all() and not mask[9:].any()
-        )  # the third line begins another couplet
     for targets, others in row_kinds(verse).values():
         assert not (targets & others).any()
         assert not targets[[0, 4, 8]].any()  # no rows of punctuation or the start
+
+
+def test_couplets_are_two_lines_of_one_length():
+    three = row_kinds(read_verse("\n一二三，四五六。七八九。"))["couplet"]
+    for mask in three:
+        assert mask[5:8].any(1).all() and not mask[9:].any()  # the third line begins another one
+    uneven = row_kinds(read_verse("\n一二三四五，六七八九十一二。"))["couplet"]
+    assert not any(mask.any() for mask in uneven)
 
 
 def test_rhymes_are_even_lines_and_the_first_is_left_out():

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from data.vocabulary import Vocabulary
+from maps.bootstrap import Interval, plain, shown
 from maps.evidence import (
     OCCURRENCE,
     Pair,
@@ -259,7 +260,10 @@ def test_the_report_is_plain_json_and_readable(gathered):
     assert json.loads(json.dumps(data, allow_nan=False)) == data
     assert data["poems"] == {"train": len(train), "val": len(held_out)}
     roles = [row["role"] for row in data["rows"]]
-    assert roles[:2] == ["asked", "untrained"] and "reverse" in roles
+    assert roles[:2] == ["asked", "untrained"]
+    for role in ("control", "reverse"):  # each in the asked head, in its own, and untrained
+        at = roles.index(role)
+        assert roles[at : at + 3] == [role, role, "untrained"]
     untrained = data["rows"][1]  # here the untrained model is the model itself
     assert untrained["lift1"] == data["rows"][0]["lift1"]
     assert [cut["scope"] for cut in data["cuts"]] == ["head", "layer", "layer", "all"]
@@ -284,9 +288,45 @@ def test_a_character_that_looks_for_itself_is_not_asked_in_reverse():
 
 def test_controls_stand_before_the_query_as_often_as_the_key():
     texts = ["b, a x q"] * 5 + ["a, c d q"] * 3 + ["e q", "d q", "q e d", "bq"] * 20
-    assert count_pairs(texts, "q") == {"a": 8, "b": 5, "x": 5, "c": 3, "d": 23, "e": 20}
-    controls = [pair.key for pair in questions("q", "a", texts) if pair.role == "control"]
-    assert controls == ["b", "x"]  # the key 8 times, these 5, c 3, e 20
+    counts = {"a": 8, "b": 5, "x": 5, "c": 3, "d": 23, "e": 20, ",": 8, " ": 8}
+    assert count_pairs(texts, "q") == counts
+
+    def controls(key):
+        return [pair.key for pair in questions("q", key, texts) if pair.role == "control"]
+
+    assert controls("a") == ["b", "x"]  # the key 8 times, these 5, c 3, e 20
+    assert controls(",") == ["a", "b"]  # no marks, and as often as one
+
+
+def test_the_questions_are_the_same_whichever_poems_are_held_out():
+    poems = sorted(set(made_up_poems(200, seed=7)))
+    vocabulary = Vocabulary.of(poems)
+    model = GPT(GPTConfig(vocab_size=len(vocabulary), n_layer=1, n_head=1, n_embd=8))
+    asked = [
+        gather_evidence(model, model, vocabulary, poems[at:], poems[:at], OTHERS[0], OTHERS[1])
+        for at in (20, 100)
+    ]
+    pairs, others = ([row.pair for row in evidence.rows] for evidence in asked)
+    assert pairs == others
+    assert pool_evidence(asked).rows[0].sums.n == sum(evidence.rows[0].sums.n for evidence in asked)
+    asked.append(gather_evidence(model, model, vocabulary, poems[20:], poems[:20]))
+    with pytest.raises(ValueError, match="different questions|longer|shorter"):
+        pool_evidence(asked)
+
+
+def test_texts_longer_than_the_block_count_with_their_beginning():
+    poems = sorted(set(made_up_poems(60, seed=8)))
+    vocabulary = Vocabulary.of(poems)
+    model = GPT(GPTConfig(len(vocabulary), block_size=13, n_layer=1, n_head=1, n_embd=8))
+    texts = (poems[:40], poems[40:])
+    whole = gather_evidence(model, model, vocabulary, *texts)
+    begun = gather_evidence(model, model, vocabulary, *([p[:12] for p in side] for side in texts))
+    assert evidence_dict(whole) == evidence_dict(begun)
+
+
+def test_limits_without_an_end_are_cut():
+    assert plain(Interval(2, 1, 570.6)) == [2, 1, 100]
+    assert shown([2, 1, 100]) == "2.00 [1.00, >100]"
 
 
 def even_shares(poems):
@@ -320,4 +360,7 @@ def test_cases_without_a_company_are_counted_as_such():
         "山一二三光，月五六七八。",
     ] * 3  # three others for each lift
     [few] = pair_sums(apart, even_shares(apart), [PAIR])
+    apart += ["山一二三光，四五六七八。"] * 3  # six for the first
+    [more] = pair_sums(apart, even_shares(apart), [PAIR])
+    assert more.n == 3 and more.by_distance.sum(0).tolist() == [0, 3]
     assert few.n == 3 and few.by_distance.sum(0).tolist() == [3, 3]

@@ -73,7 +73,7 @@ NAMES = {
     "previous": ("前一字", "previous character"),
     "start": ("开头", "start"),
     "punctuation": ("标点", "punctuation"),
-    "couplet": ("对仗位", "couplet"),
+    "couplet": ("上句同位", "couplet"),
     "meaning": ("意思", "meaning"),
     "same": ("同一个字", "same character"),
     "mixed": ("混合", "mixed"),

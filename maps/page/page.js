@@ -1366,7 +1366,7 @@
       ];
     };
     const asked = (evidence.rows || []).find((row) => row.role === "asked") || { n: "" };
-    const rows = evidence.heads.map((row) => ({ n: asked.n, ...row }));
+    const rows = evidence.heads.map((row) => ({ n: asked.n, left_out: asked.left_out, ...row }));
     const table = liftTable(rows, { label: say("headColumn"), cell });
     return [folded("heads", false, say("allHeads", pair), table)];
   }
