@@ -172,7 +172,7 @@ def made_up_evidence() -> dict:
             "query": query, "key": key, "role": role, "n": n, "layer": layer, "head": head,
             "weight": weight, "lift1": lift1, "lift2": lift2, "top_share": top, "own_head": head != 2 or role == "asked",
             "mean_heads_lift1": lift1 and [1.2, 1.1, 1.3], "mean_heads_lift2": lift2 and [1.1, 1.0, 1.3],
-            "too_small": n < 10,
+            "too_small": n < 10, "left_out": 2 if query == "影" else 0, "by_distance": [0.14, 0.032],
         }  # fmt: skip
 
     return {
@@ -185,7 +185,7 @@ def made_up_evidence() -> dict:
         "rows": [
             row("光", "月", "asked", 31, 0.214, [4.62, 3.11, 6.34], [3.87, 2.71, 5.18], 0.47),
             row("明", "月", "related", 43, 0.248, [5.2, 3.9, 6.9], [4.4, 3.2, 5.6], 0.55),
-            row("影", "月", "related", 27, 0.131, [2.8, 1.7, 4.3], [2.5, 1.6, 3.9], 0.31),
+            row("影", "月", "related", 27, 0.131, [2.8, 1.7, 100.0], [2.5, 1.6, 3.9], 0.31),
             row(
                 "声",
                 "庚羹盲觥彭亨",

@@ -528,6 +528,7 @@ def test_evidence_shows_its_figures(open_page):
     for figure in (
         "光 → 月",
         "31",
+        "14%, 3%",
         "2·2",
         "0.214",
         "4.62 [3.11, 6.34]",
@@ -536,6 +537,8 @@ def test_evidence_shows_its_figures(open_page):
     ):
         expect(rows.first).to_contain_text(figure)
     expect(rows.nth(6)).to_contain_text("次数太少")
+    for figure in ("27 +2", "2.80 [1.70, >100]"):  # left out; a limit without an end
+        expect(rows.nth(2)).to_contain_text(figure)
     page.locator(".heads > summary").click()
     expect(page.locator(".heads tbody tr")).to_have_count(12)
     expect(page.locator(".heads tbody tr").last).to_be_visible()
