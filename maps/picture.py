@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
 import sys
@@ -60,8 +61,19 @@ def chinese_font() -> str | None:
     """The first font here that has Chinese characters, or None."""
     from matplotlib import font_manager
 
-    known = {font.name for font in font_manager.fontManager.ttflist}
-    return next((name for name in FONTS if name in known), None)
+    def best() -> str | None:
+        known = {font.name for font in fonts.ttflist}
+        return next((name for name in FONTS if name in known), None)
+
+    fonts = font_manager.fontManager
+    if best() is None:
+        # matplotlib keeps the list of fonts that it made when it was first used: one that was
+        # installed since, as our own warning advises, is not in it.
+        listed = {font.fname for font in fonts.ttflist}
+        for path in set(font_manager.findSystemFonts()) - listed:
+            with contextlib.suppress(Exception):  # a broken font is no reason to stop
+                fonts.addfont(path)
+    return best()
 
 
 def _save(figure: Any, path: str | Path) -> None:

@@ -132,6 +132,7 @@ def test_without_a_chinese_font_positions_stand_in(monkeypatch, capsys, drawn):
     monkeypatch.undo()
     fonts = [font for font in font_manager.fontManager.ttflist if font.name == FONT]
     monkeypatch.setattr(font_manager.fontManager, "ttflist", fonts)
+    monkeypatch.setattr(font_manager, "findSystemFonts", lambda: [])
     figures = []
     monkeypatch.setattr(picture, "_save", lambda figure, path: figures.append(figure))
     draw_maps(make_map(), "map.png", 1, 2, "月")
@@ -143,7 +144,21 @@ def test_without_a_chinese_font_positions_stand_in(monkeypatch, capsys, drawn):
     assert err.count("\n") == 1 and err.startswith("warning: ") and "Noto Sans CJK" in err
 
 
+def test_a_font_installed_since_matplotlib_listed_them_is_found(monkeypatch, tmp_path):
+    [font, *_] = [font for font in font_manager.fontManager.ttflist if font.name == FONT]
+    (tmp_path / "broken.ttf").write_bytes(b"no font")
+    monkeypatch.setattr(font_manager.fontManager, "ttflist", [])
+    monkeypatch.setattr(picture, "FONTS", (FONT,))
+    monkeypatch.setattr(font_manager, "findSystemFonts", lambda: [])
+    assert picture.chinese_font() is None
+    installed = [str(tmp_path / "broken.ttf"), font.fname]
+    monkeypatch.setattr(font_manager, "findSystemFonts", lambda: installed)
+    assert picture.chinese_font() == FONT
+
+
 def test_the_most_legible_chinese_font_is_taken(monkeypatch):
+    monkeypatch.setattr(font_manager, "findSystemFonts", lambda: [])
+
     def fonts(*names):
         return [font_manager.FontEntry(name=name) for name in names]
 

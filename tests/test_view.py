@@ -211,6 +211,7 @@ def test_a_picture_without_a_chinese_font(run, monkeypatch):
 
     fonts = [font for font in font_manager.fontManager.ttflist if font.name == "DejaVu Sans"]
     monkeypatch.setattr(font_manager.fontManager, "ttflist", fonts)
+    monkeypatch.setattr(font_manager, "findSystemFonts", lambda: [])
     path = run.parent / "map.png"
     warning, wrote = view(run, f"--png={path}", "--layer=1", "--head=1").err.splitlines()
     assert warning.startswith("warning: no Chinese font") and wrote == f"wrote {path}"
