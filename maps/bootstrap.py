@@ -72,8 +72,8 @@ def ratio_interval(
     The interval is a bootstrap-t (Efron and Tibshirani, An Introduction to the Bootstrap, ch. 12):
     each resample's distance from the value is measured in the resample's own standard error, taken
     from the residuals numerator - ratio · denominator, on the logarithm of the ratio. With 30 poems it
-    holds the true lift in 91 to 95 of 100 simulated cases, the simpler percentile interval in 90 to 95
-    (tests/test_evidence.py simulates them; weights more skewed than those cost some of it).
+    holds the true lift in 90 or more of 100 simulated cases (tests/test_evidence.py; weights more skewed
+    than those cost some of it).
     """
     a, b = cluster_sums(clusters, numerator), cluster_sums(clusters, denominator)
     shape = a.shape[1:]

@@ -15,8 +15,8 @@ position: each occurrence is compared with other cells of the same stratum, (the
 poem, length of that line, place of the query in it, distance). In regular verse that fixes where
 query and key stand, so a head that knows only positions has a lift of 1. An occurrence with fewer
 than MIN_MATCHES such cells is matched without regard to which line of the poem it is, and where
-these are too few as well, by distance alone; one without any is left out. There a head can have
-a lift by position: the untrained model, whose heads share out evenly, shows how much.
+these are too few as well, by distance alone; one without any is left out. What is matched less
+closely can have a lift by position: the untrained model, whose heads share out evenly, shows how much.
 
 In formulas: with n_s occurrences and m_s other cells in stratum s, and b_s the mean weight of those,
 

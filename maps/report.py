@@ -51,8 +51,8 @@ NOTES = {
         "还不足时只按距离（「只按距离」一栏是这种例子所占的比例，先 lift 1 后 lift 2）。"
         "「+」后面是没有任何格子可比的例子，不计入 n。",
         "头在训练诗上选（两个 lift 中较小者最大的头），在留出的诗上评。",
-        f"区间：以诗为单位的 {LEVEL:.0%} bootstrap，{RESAMPLES} 次；三十来首诗时，这种区间在模拟里 100 次约有 "
-        f"91 至 95 次包含真值。少于 {MIN_POEMS} 首诗不给倍数和区间。",
+        f"区间：以诗为单位的 {LEVEL:.0%} bootstrap，{RESAMPLES} 次；三十来首诗时，这种区间在模拟里 100 次有 "
+        f"90 次以上包含真值。少于 {MIN_POEMS} 首诗不给倍数和区间。",
         "替一对字选出的头，总有些偏爱它，所以要看对照：未训练的模型（各头一样，人人平分，它离 1 多远，就是位置"
         "没有配准多少）、别的字对、所有头的平均。",
         "对照：光→月 用 山、人；别的字对，用站在 query 前面的诗数和 key 最接近的两个字，它们也可能有意义。",
@@ -72,7 +72,7 @@ NOTES = {
         "can be compared with; n is without them.",
         "The head is chosen on training poems (greatest smaller lift) and judged on held-out poems.",
         f"Intervals: {LEVEL:.0%} bootstrap over poems, {RESAMPLES} draws; with about 30 poems such "
-        "intervals held the true value in 91 to 95 of 100 simulated cases. No lift and no interval below "
+        "intervals held the true value in 90 or more of 100 simulated cases. No lift and no interval below "
         f"{MIN_POEMS} poems.",
         "A head chosen for a pair prefers it somewhat anyway: compare with the untrained model (its heads "
         "are all alike and share out evenly; how far it is from 1 is how far places are not matched), with "

@@ -37,7 +37,8 @@ class Verse:
         return self.character & (self.place == self.length - 1)
 
     def stratum(self, i: np.ndarray, j: np.ndarray) -> np.ndarray:
-        """A number for (length of the line, place in it, distance) of queries i that look at keys j."""
+        """A number for (length of the line, place in it, distance) of queries i that look at keys j; of
+        queries that are no character for the distance alone."""
         return self.length[i] << 32 | self.place[i] << 16 | (i - j)
 
 

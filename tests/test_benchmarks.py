@@ -2,12 +2,13 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks import common, reference
+from benchmarks import common, evidence, reference
 from benchmarks.__main__ import NAMES, main
 from benchmarks.common import publish, require, table
 from benchmarks.evidence import FIRST_SEED
@@ -16,6 +17,8 @@ from benchmarks.reference import LOW, PEAK, WARMUP, learning_rate
 from benchmarks.runs import Log, Memory
 from benchmarks.steps import Step
 from command_line import UsageError
+from maps.bootstrap import Interval
+from maps.evidence import Pair
 from model.checkpoint import load_checkpoint
 from model.gpt import GPT, CausalSelfAttention, GPTConfig
 from tests.conftest import TINY, run_script, same
@@ -191,3 +194,15 @@ def test_publish_replaces_its_own_block_alone(tmp_path):
     assert "first" not in text and "not kept" not in text
     assert text.count("## Speed") == text.count("## Size") == text.count("other") == 1
     assert "| x | 1 |" in text
+
+
+def test_trainings_as_the_sample_have_students_interval(monkeypatch):
+    """ln 1, 2, 4: mean ln 2, deviation ln 2, t(0.975; 2) = 4.303 (any table)."""
+    lifts = iter([1.0, 2.0, 4.0])
+    monkeypatch.setattr(
+        evidence, "head_lifts", lambda sums: [SimpleNamespace(lift1=Interval(next(lifts), 0, 9))]
+    )
+    row = SimpleNamespace(sums=None, own_head=True, pair=Pair("光", "月"))
+    line = evidence.between([SimpleNamespace(rows=[row])] * 3)
+    low, high = (2 * 2 ** (sign * 4.303 / 3**0.5) for sign in (-1, 1))
+    assert line == f"光→月  2.00 [{low:.2f}, {high:.2f}]  (1.00, 2.00, 4.00)"

@@ -18,7 +18,17 @@ from hypothesis import strategies as st
 
 from benchmarks import page as benchmark
 from command_line import UsageError
-from maps.page import build_page, embed_json, pack_cuts, pack_weights, page_texts, write_page
+from maps.atlas import KINDS as ATLAS_KINDS
+from maps.atlas import MIXED
+from maps.page import (
+    PARTS,
+    build_page,
+    embed_json,
+    pack_cuts,
+    pack_weights,
+    page_texts,
+    write_page,
+)
 
 PROBES = (
     "床前明月光，疑是地上霜。举头望明月，低头思故乡。",
@@ -521,3 +531,10 @@ def test_the_browser_is_the_named_one_or_one_on_the_path_or_playwrights_own(monk
         benchmark.find_browser(playwright)
     own.touch()
     assert benchmark.find_browser(playwright) == str(own)
+
+
+def test_the_page_and_the_terminal_name_the_heads_alike():
+    words = json.loads((PARTS / "words.json").read_text(encoding="utf-8"))
+    for at, language in enumerate(("zh", "en")):
+        kinds = {kind: names[at] for kind, names in (ATLAS_KINDS | {"mixed": MIXED}).items()}
+        assert words[language]["kinds"] == kinds
