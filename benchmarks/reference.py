@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from benchmarks.common import ROOT, SIZES, positive, require
 from command_line import Parser, run
 from data.batches import IGNORE, Batches
-from data.corpus import EXTRA_POEMS, POEMS, Corpus, read_documents
+from data.corpus import POEMS, Corpus, read_texts
 from data.vocabulary import BOUNDARY, DataError
 
 WINDOW, ROWS = 64, 12
@@ -87,13 +87,13 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--eval_interval", type=int, default=250, help="steps; 0: not at all")
     parser.add_argument("--log_interval", type=positive, default=10, help="steps")
     parser.add_argument("--seed", type=int, default=1337)
-    parser.add_argument("--extra", action="store_true", help="read the extra poems too")
+    parser.add_argument("--extra_data", default="", help="a second text to train on, as train.py's")
     args = parser.parse_args(argv)
     require("transformers")
 
     config = tomllib.loads((ROOT / "configs" / "tang.toml").read_text(encoding="utf-8"))
-    extra = read_documents(EXTRA_POEMS) if args.extra else ()
-    corpus = Corpus(read_documents(POEMS), config.get("fold", 0), config.get("probes", ()), extra)
+    documents, extra, _ = read_texts(str(POEMS), args.extra_data)
+    corpus = Corpus(documents, config.get("fold", 0), config.get("probes", ()), extra)
     held_out = Batches(corpus.val, corpus.vocabulary, WINDOW + 1, ROWS * WINDOW)
     stream = torch.tensor(
         corpus.vocabulary.encode(BOUNDARY + BOUNDARY.join(corpus.seen) + BOUNDARY)
