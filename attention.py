@@ -23,19 +23,19 @@ from torch import Tensor
 from torch.nn import functional as F
 
 FIVE_LINES = """注意力只有五行。先一行一行拆开看，最后合起来：
-  第 1 行  q, k, v = x @ W_q, x @ W_k, x @ W_v
-  第 2 行  scores = q @ k.T / math.sqrt(d_head)
-  第 3 行  scores = scores.masked_fill(future, -math.inf)
-  第 4 行  weights = scores.softmax(-1)
+  第 1 行  q, k, v = x @ W_q, x @ W_k, x @ W_v             # x：每个字一个向量；q、k、v：查询、键、值
+  第 2 行  scores = q @ k.T / math.sqrt(d_head)            # d_head：q、k、v 各有几个数
+  第 3 行  scores = scores.masked_fill(future, -math.inf)  # future：后面的字
+  第 4 行  weights = scores.softmax(-1)                    # 每个字看各个字的权重
   第 5 行  out = weights @ v"""
-LEADS_ON = """练习：python attention.py --exercise 1（2、3）。自测：python attention.py --self-check 1（2、3）。
-接下来：python train.py 训练一个小模型，还是这五行，W_q、W_k、W_v 由它自己学会；
-然后用 python view.py 看学到的 weights：一首诗里，每个字在看哪些字。"""
+LEADS_ON = """先自己想，再运行。练习：python attention.py --exercise 1（2、3）；自测：--self-check 1（2、3）。
+接下来：python train.py 训练一个小模型。每个头还是这五行，W_q、W_k、W_v 由它自己学会；第 2 行只多加一项，
+也是学来的：这个头偏爱相隔几个字的地方（光凭 q、k 分不出远近）。
+然后用 python view.py --open 看学到的 weights：一首诗里，每个字在看哪些字。"""
 
 
 def show(matrix: Tensor, number: str = "{:.2f}") -> None:
-    for row in matrix.tolist():
-        print("  " + " ".join(number.format(value) for value in row))
+    print(*("  " + " ".join(map(number.format, row)) for row in matrix.tolist()), sep="\n")
 
 
 def by_character(characters: str, values: Tensor) -> str:
@@ -71,7 +71,7 @@ def section_2() -> None:
 
 
 def section_3() -> None:
-    print("\n== 3. 因果遮罩（第 2 到 5 行）")
+    print("\n== 3. 因果掩码（第 2 到 5 行）")
     torch.manual_seed(0)
     x = torch.randn(5, 4)  # the x of section 1
     q, k = torch.randn(5, 8), torch.randn(5, 8)
@@ -87,9 +87,9 @@ def section_3() -> None:
 
 
 def section_4() -> None:
-    print("\n== 4. 为什么除以 √d（第 2、4 行）")
+    print("\n== 4. 缩放：为什么除以 √d（第 2、4 行）")
     torch.manual_seed(0)
-    print("一个分数是 d 个乘积的和，每个乘积的方差是 1，和的标准差就是 √d：d 越大，分数越大。")
+    print("q、k 的数各自独立、均值 0、方差 1，d 个乘积之和的标准差就是 √d：d 越大，分数散得越开。")
     print("    d  标准差   √d | 不除：最大权重 softmax 梯度 | 除以 √d：最大权重 softmax 梯度")
     for d in (16, 64, 256, 1024):
         q, k = torch.randn(1000, 1, d), torch.randn(1000, 5, d)  # each query has its own 5 keys
@@ -101,7 +101,7 @@ def section_4() -> None:
             jacobian = weights.diag_embed() - weights[:, :, None] * weights[:, None, :]
             row += [weights.amax(-1).mean(), jacobian.norm(dim=(1, 2)).mean()]
         print("{:5}{:8.2f}{:5.0f} |{:13.2f}{:13.3f}   |{:16.2f}{:13.3f}".format(*row))
-    print("不除：最大的几乎独占（趋近 1），softmax 饱和，梯度越来越小。除以 √d：两样都与 d 无关。")
+    print("不除：最大的几乎独占（趋近 1），softmax 饱和，梯度越来越小。除以 √d：两样几乎不变。")
 
 
 def section_5() -> None:
@@ -121,7 +121,7 @@ def section_5() -> None:
     fused = F.scaled_dot_product_attention(q[None], k[None], v[None], is_causal=True)[0]
     print(f"形状 {tuple(x.shape)} -> q, k, v {tuple(q.shape)} -> {tuple(out.shape)}")
     print(f"与 scaled_dot_product_attention(is_causal=True) 相差 {(out - fused).abs().max():.1e}")
-    print("q：我要找什么。k：我是什么。v：我给什么。第 2 节手写的数，这里由三个矩阵从 x 算出。")
+    print("q 查询：我要找什么。k 键：我是什么。v 值：我给什么。第 2 节是手写的，这里由 x 算出。")
 
 
 def head(q: Tensor, k: Tensor, v: Tensor, masked: bool = True) -> tuple[Tensor, Tensor]:
@@ -144,7 +144,7 @@ def exercise_1() -> None:
 
 
 def exercise_2() -> None:
-    print("== 练习 2. 第 5 节的头，去掉遮罩")
+    print("== 练习 2. 第 5 节的头，去掉掩码")
     torch.manual_seed(0)
     x = torch.randn(5, 16)
     q, k, v = (x @ (torch.randn(16, 8) / math.sqrt(16)) for _ in range(3))
@@ -207,7 +207,7 @@ def exercise_3() -> None:
         p = torch.tensor(rows).log().T.cov()[0]  # covariances of log T with itself, log ms, log MB
         print(f"  拟合成 T 的 p 次方：时间 p = {p[1] / p[0]:.2f}，内存 p = {p[2] / p[0]:.2f}")
     print("五行要存下 T × T 的整张表：T 翻倍，时间和内存都约四倍。融合的算法一小块一小块地算，")
-    print("用完就丢，右上方的块跳过不算，所以快；T 翻倍，时间仍要三四倍，内存只随 T 增长。")
+    print("用完就丢，右上方的块跳过不算，所以快；T 翻倍，时间仍要三四倍，内存只和 T 成正比。")
 
 
 def self_check_1() -> None:
@@ -225,11 +225,11 @@ def self_check_1() -> None:
 
 
 def self_check_2() -> None:
-    print("== 自测 2. 训练时没有遮罩会怎样？")
+    print("== 自测 2. 训练时没有掩码会怎样？")
     line = "白日依山尽黄河入海流欲穷千里目更上一层楼"  # no character twice: ids 0, 1, 2, …
     T, C = len(line), 64
     idx = torch.stack([torch.arange(T).roll(-i) for i in range(T)])  # (T, T): the line as a ring
-    print(f"一个头学背“{line}”：首尾相接，从每个字起各读一遍，猜下一个字。")
+    print(f"一个头学背「{line}」：首尾相接，从每个字起各读一遍，猜下一个字。")
     for masked in (True, False):
         torch.manual_seed(0)
         # W_v starts as the identity: a character seen is, at first, the character guessed.
@@ -250,10 +250,10 @@ def self_check_2() -> None:
             _, out = head(x @ W_q, x @ W_k, x @ W_v, masked)
             written = torch.cat([written, (out[-1:] @ tokens.T).argmax(-1)])
         answer = weights.diagonal(1, -2, -1).mean()  # the weight on the character to the right
-        print(f"{'有' if masked else '没有'}遮罩：损失 {loss:.3f}，给右边那个字的权重 {answer:.2f}")
-        print(f"  从“{line[0]}”写起：{''.join(line[i] for i in written)}")
-    print("乱猜的损失是 3.00，两次都降到几乎为 0。没有遮罩，靠的是看右边一格，把答案抄过来；")
-    print("轮到自己写，右边还没有字，抄无可抄。有遮罩，抄不到，只好真的记住谁的后面是谁。")
+        print(f"{'有' if masked else '没有'}掩码：损失 {loss:.3f}，给右边那个字的权重 {answer:.2f}")
+        print(f"  从「{line[0]}」写起：{''.join(line[i] for i in written)}")
+    print("乱猜的损失是 3.00，两次都降到几乎为 0。没有掩码，靠的是看右边一格，把答案抄过来；")
+    print("轮到自己写，右边还没有字，抄无可抄。有掩码，抄不到，只好真的记住谁的后面是谁。")
 
 
 def self_check_3() -> None:

@@ -48,6 +48,7 @@ from model.generate import Engine
 from model.gpt import GPT
 from model.machine import (
     MachineError,
+    device_of_process,
     hand_back_memory,
     pick_device,
     pick_dtype,
@@ -76,15 +77,19 @@ class Stopping:
 
 
 class TrainingLoss(nn.Module):
-    """The model's loss as a module's forward, which DistributedDataParallel needs."""
+    """The model's loss as a module's forward, which DistributedDataParallel needs. Compiled are the
+    blocks, for any length of text; the loss, written by hand, and evaluation are not."""
 
-    def __init__(self, model: GPT) -> None:
+    def __init__(self, model: GPT, compiled: bool) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.hidden = model, model.hidden
+        if compiled:
+            torch._dynamo.config.optimize_ddp = False  # it cuts the graph to send gradients early
+            self.hidden = torch.compile(model.hidden, dynamic=True)
 
     def forward(self, idx: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Sum of the losses of a part of a batch, in nats."""
-        return self.model.loss(idx, targets)
+        return self.model.lm_head.loss(self.hidden(idx).flatten(0, 1), targets.flatten())
 
 
 @torch.no_grad()
@@ -122,8 +127,9 @@ def main(argv: list[str]) -> int:
     if "TORCHELASTIC_RUN_ID" in os.environ:
         world, rank = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
     if world > 1:
-        if device == "cuda":
-            device = f"cuda:{os.environ['LOCAL_RANK']}"
+        device = device_of_process(device, int(os.environ["LOCAL_RANK"]))
+        if device.startswith("cuda"):
+            torch.cuda.set_device(device)
         dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
     first = rank == 0
 
@@ -154,8 +160,10 @@ def main(argv: list[str]) -> int:
     state = load_checkpoint(checkpoint) if resume else None
     if state:
         check_same(config, digest, state)
-    former = state.get("dtype", "auto") if state else "auto"
-    dtype = pick_dtype(former if config.dtype == "auto" else config.dtype, device)
+    kind, dtype = device.split(":")[0], config.dtype
+    if state and dtype == "auto" and state.get("device", kind) == kind:
+        dtype = state["dtype"]  # to the last bit; on another kind of device another one is fast
+    dtype = pick_dtype(dtype, device)
 
     # The model and its optimizers.
     torch.manual_seed(config.seed)
@@ -173,11 +181,9 @@ def main(argv: list[str]) -> int:
             )
             val_loss, val_step = state["val_loss"], state["val_step"]
     folder = RunFolder(config.out_dir, resume, overwrite) if first else None
-    loss_of = TrainingLoss(model)
-    if config.compile:
-        loss_of = torch.compile(loss_of)
+    loss_of = TrainingLoss(model, config.compile)
     if world > 1:
-        loss_of = DistributedDataParallel(loss_of)
+        loss_of = DistributedDataParallel(loss_of, forward_sync_buffers=False)  # they never change
 
     def save() -> dict:
         """Write all that is needed to go on to the last bit; returns it."""
@@ -188,6 +194,7 @@ def main(argv: list[str]) -> int:
             "optimizer": [optimizer.state_dict() for optimizer in optimizers],
             "config": asdict(config) | {"probes": list(config.probes)},
             "data_sha256": digest,
+            "device": kind,
             "dtype": str(dtype).removeprefix("torch."),
             "step": step,
             "tokens": tokens,
@@ -258,7 +265,7 @@ def main(argv: list[str]) -> int:
         for part in rows:
             last = part is rows[-1]
             wait = contextlib.nullcontext() if last or world == 1 else loss_of.no_sync()
-            with wait, torch.autocast(device.split(":")[0], dtype, enabled=dtype != torch.float32):
+            with wait, torch.autocast(kind, dtype, enabled=dtype != torch.float32):
                 loss = loss_of(idx[part].to(device), targets[part].to(device)) * (world / count)
                 loss.backward()  # DistributedDataParallel divides the sum over processes by world
             batch_loss[0] += loss.detach() / world

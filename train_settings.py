@@ -134,7 +134,7 @@ def check_memory(config: TrainConfig, model_config: GPTConfig, device: str) -> N
     if memory and needed > memory:
         raise UsageError(
             f"these sizes need about {needed / 1e9:,.1f} GB, {device} has {memory / 1e9:,.1f}: "
-            "take a smaller n_embd, n_layer, block_size or batch_size"
+            "take a smaller n_embd, n_layer, block_size or batch_size, or a larger accumulation"
         )
 
 

@@ -56,7 +56,7 @@ KINDS = {  # name in Chinese and English
     "punctuation": ("标点", "punctuation"),
     "couplet": ("上句同位", "couplet"),
     "rhyme": ("押韵", "rhyme"),
-    "meaning": ("意义", "meaning"),
+    "meaning": ("常同现", "meaning"),
 }
 MIXED = ("混合", "mixed")
 CLEAR = 2.0  # times chance that the lower limit of a score must exceed for a name
@@ -370,8 +370,8 @@ def format_atlas(heads: Sequence[HeadScores]) -> str:
         rows.append([f"L{head.layer + 1} H{head.head + 1}", f"{zh} {en}", *cells])
     names = [f"{zh} {kind}" for kind, (zh, _) in KINDS.items()]
     note = (
-        f"数字：权重是同一个头给可比的别处的几倍；* 95% 区间高于 {CLEAR:g}。名字：带 * 的里面，超出的权重最多的一种，"
-        f"至少 {LEAST_SHARE:.0%}；篇首和标点，只在没有别的时才用\n"
+        f"数字：这个头给该类位置的权重，是它给可比的别处的几倍；* 表示 95% 置信区间整个高于 {CLEAR:g}。名字：带 * 的各类里"
+        f"超出的权重最多的一类，至少占 {LEAST_SHARE:.0%}；篇首和标点，只在没有别的类带 * 时才用。\n"
         "times what the same head gives comparable other places; * its 95% interval lies above "
         f"{CLEAR:g}\nthe name: of the starred kinds the one that takes most weight beyond that, at least "
         f"{LEAST_SHARE:.0%}; punctuation and start where nothing else does"

@@ -201,7 +201,7 @@ def format_partners(query: str, partners: Sequence[dict]) -> str:
     ]
     notes = (
         "数的是全部的诗，训练诗也在内；头和字都是挑出来的：只作描述，不算证据。"
-        f"双重倍数：两个 lift 中较小的一个，按多见 {SHRINKAGE} 例拉向 1。\n"
+        f"双重倍数：两个 lift 中较小的一个；假想另有 {SHRINKAGE} 例、倍数都是 1，由此拉向 1。\n"
         "counted over all poems, those of the training too; heads and characters are picked: this "
         "describes and is no evidence\n"
         f"double lift: the smaller lift, drawn towards 1 by {SHRINKAGE} imagined occurrences"

@@ -105,12 +105,6 @@ def draw_maps(
     from matplotlib.figure import Figure
 
     font = chinese_font()
-    if font is None:
-        print(
-            "warning: no Chinese font found, so positions stand in for characters; install one, "
-            "for example Noto Sans CJK (Debian: fonts-noto-cjk)",
-            file=sys.stderr,
-        )
     layers = range(map.weights.shape[0]) if layer is None else [layer - 1]
     heads = range(map.weights.shape[1]) if head is None else [head - 1]
     single = len(layers) == len(heads) == 1
@@ -143,6 +137,12 @@ def draw_maps(
         note = "a weight is not an explanation"
         figure.supxlabel(f"权重不是解释 · {note}" if font else note, fontsize=8, color="0.4")
         _save(figure, path)
+    if font is None:
+        print(
+            "warning: no Chinese font found, so positions stand in for characters; install one, "
+            "for example Noto Sans CJK (Debian: fonts-noto-cjk)",
+            file=sys.stderr,
+        )
 
 
 def _draw(

@@ -51,11 +51,11 @@ NOTES = {
         "还不足时只按距离（「只按距离」一栏是这种例子所占的比例，先 lift 1 后 lift 2）。"
         "「+」后面是没有任何格子可比的例子，不计入 n。",
         "头在训练诗上选（两个 lift 中较小者最大的头），在留出的诗上评。",
-        f"区间：以诗为单位的 {LEVEL:.0%} bootstrap，{RESAMPLES} 次；三十来首诗时，这种区间在模拟里 100 次有 "
-        f"90 次以上包含真值。少于 {MIN_POEMS} 首诗不给倍数和区间。",
-        "替一对字选出的头，总有些偏爱它，所以要看对照：未训练的模型（各头一样，人人平分，它离 1 多远，就是位置"
-        "没有配准多少）、别的字对、所有头的平均。",
-        "对照：光→月 用 山、人；别的字对，用站在 query 前面的诗数和 key 最接近的两个字，它们也可能有意义。",
+        f"方括号：{LEVEL:.0%} 置信区间，以诗为单位的自助法（bootstrap），重抽样 {RESAMPLES} 次；三十来首诗时，这种区间在"
+        f"模拟里 100 次有 90 次以上包含真值。少于 {MIN_POEMS} 首诗不给倍数和区间。",
+        "替一对字选出的头，往往有些偏爱它，所以要看对照：未训练的模型（各头一样，人人平分；它的倍数离 1 多远，就是"
+        "位置还有多少没有配准）、别的字对、所有头的平均。",
+        "对照：光→月 用 山、人；别的字对，用这样两个字：站在 query 前面的诗数和 key 最接近；它们也可能有意义。",
         "比模型一次能读的更长的文字，只算开头那一段。",
         "剪断：把 query→key 的权重设为 0，该行其余权重重新归一；"
         "看真正的下一个字的对数概率变了多少，与剪断离 key 最近的另一个字的边相比。",
@@ -74,7 +74,7 @@ NOTES = {
         f"Intervals: {LEVEL:.0%} bootstrap over poems, {RESAMPLES} draws; with about 30 poems such "
         "intervals held the true value in 90 or more of 100 simulated cases. No lift and no interval below "
         f"{MIN_POEMS} poems.",
-        "A head chosen for a pair prefers it somewhat anyway: compare with the untrained model (its heads "
+        "A head chosen for a pair often prefers it somewhat anyway: compare with the untrained model (its heads "
         "are all alike and share out evenly; how far it is from 1 is how far places are not matched), with "
         "other pairs and with the mean over all heads.",
         "Controls: 山 and 人 for 光→月; for another pair the two keys that stand before the query in most "

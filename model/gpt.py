@@ -69,7 +69,8 @@ class CausalSelfAttention(nn.Module):
         position = torch.arange(config.block_size)
         distance = position[:, None] - position
         # Computed anew from the sizes, so it does not belong in a checkpoint.
-        self.register_buffer("distance", distance.clamp(min=0), persistent=False)
+        # Those ahead are masked; at distance 0 all of them would wait for one number's gradient on a GPU.
+        self.register_buffer("distance", distance.abs(), persistent=False)
 
     def qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """What each character asks for, offers and hands over: x (B, T, C) -> q, k, v, each

@@ -33,6 +33,16 @@ def pick_device(name: str) -> str:
     return name
 
 
+def device_of_process(device: str, local_rank: int) -> str:
+    """The device of one of several processes: a GPU for each, or the CPU for all. Raises
+    MachineError."""
+    if device == "cuda":
+        return pick_device(f"cuda:{local_rank}")
+    if device != "cpu":
+        raise MachineError(f"several processes cannot share {device}: take --device cuda or cpu")
+    return device
+
+
 def matmul_rate(dtype: torch.dtype, size: int = 512, runs: int = 8) -> float:
     """FLOP/s of square matrix products on the CPU, the best of some runs."""
     a = torch.ones(size, size, dtype=dtype)
@@ -47,7 +57,7 @@ def matmul_rate(dtype: torch.dtype, size: int = 512, runs: int = 8) -> float:
 def pick_dtype(name: str, device: str) -> torch.dtype:
     """The number format of matrix products: "float32", "bfloat16" or "auto".
 
-    auto: bfloat16 on cuda where it is supported; on a CPU bfloat16 only where its products are
+    auto: bfloat16 on cuda where it has units for it; on a CPU bfloat16 only where its products are
     measured to be clearly faster, since a processor without the units for it is slower; else
     float32. Raises MachineError for another name.
     """
@@ -57,7 +67,8 @@ def pick_dtype(name: str, device: str) -> torch.dtype:
     if name != "auto":
         raise MachineError(f"unknown dtype {name}: choose auto, float32 or bfloat16")
     if device.startswith("cuda"):
-        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
+        units = torch.cuda.is_bf16_supported(including_emulation=False)
+        return torch.bfloat16 if units else torch.float32
     if device == "cpu":
         # In turn, so that other work on the machine slows both.
         rates = {torch.bfloat16: 0.0, torch.float32: 0.0}

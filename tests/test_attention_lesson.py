@@ -213,7 +213,7 @@ def test_self_check_1_one_key_moves_the_rows_that_see_it(said):
 
 def test_self_check_2_without_the_mask_it_copies(said):
     text = said("--self-check 2")
-    line = re.search("“(.+?)”：", text)[1]
+    line = re.search("「(.+?)」：", text)[1]
     (masked, masked_answer), (free, free_answer) = re.findall(r"损失 (\S+)，.*权重 (\S+)", text)
     masked_poem, free_poem = re.findall("写起：(.+)", text)
     assert float(masked) < 0.1 and float(free) < 0.1  # nats; guessing costs log 20 = 3.0

@@ -1,12 +1,14 @@
-"""What the machine is asked for: memory that is kept between steps and handed back between whiles."""
+"""What the machine is asked for: memory that is kept between steps and handed back between whiles;
+a device for each process, and the number format. A machine with GPUs is made up."""
 
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from model.machine import physical_memory
+from model.machine import MachineError, device_of_process, physical_memory, pick_dtype
 
 CODE = """
 import re, torch
@@ -48,3 +50,24 @@ def test_physical_memory_is_what_the_system_says():
         if line.startswith("MemTotal")
     )
     assert physical_memory() == pytest.approx(1024 * int(total.split()[1]), rel=0.01)
+
+
+def test_each_process_has_a_gpu_of_its_own_or_they_share_the_cpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert [device_of_process("cuda", rank) for rank in range(2)] == ["cuda:0", "cuda:1"]
+    assert device_of_process("cpu", 1) == "cpu"
+    with pytest.raises(MachineError, match="no device cuda:2: the last one is cuda:1"):
+        device_of_process("cuda", 2)
+    for alone in ("cuda:0", "mps"):
+        with pytest.raises(MachineError, match=f"cannot share {alone}: take --device cuda or cpu"):
+            device_of_process(alone, 0)
+
+
+@pytest.mark.parametrize("units", [True, False])
+def test_auto_takes_bfloat16_only_from_a_gpu_with_units_for_it(units, monkeypatch):
+    def supported(including_emulation=True):  # an older GPU only emulates it, slowly
+        return including_emulation or units
+
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", supported)
+    assert pick_dtype("auto", "cuda:0") == (torch.bfloat16 if units else torch.float32)

@@ -144,6 +144,13 @@ def test_without_a_chinese_font_positions_stand_in(monkeypatch, capsys, drawn):
     assert err.count("\n") == 1 and err.startswith("warning: ") and "Noto Sans CJK" in err
 
 
+def test_a_picture_that_cannot_be_written_gives_no_advice_on_fonts(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr("maps.picture.chinese_font", lambda: None)
+    with pytest.raises(OSError):
+        draw_maps(make_map(), tmp_path / "nowhere" / "map.png")
+    assert capsys.readouterr().err == ""  # the error's line stands alone
+
+
 def test_a_font_installed_since_matplotlib_listed_them_is_found(monkeypatch, tmp_path):
     [font, *_] = [font for font in font_manager.fontManager.ttflist if font.name == FONT]
     (tmp_path / "broken.ttf").write_bytes(b"no font")

@@ -20,7 +20,7 @@ from data.batches import Batches
 from data.corpus import EXTRA_POEMS, Corpus, corpus_of, read_documents
 from data.vocabulary import DataError
 from maps.capture import capture, load_map, map_path, saved_maps
-from model.checkpoint import load_checkpoint, load_model
+from model.checkpoint import load_checkpoint, load_model, save_checkpoint
 from tests.conftest import (
     PROBE,
     ROOT,
@@ -223,7 +223,13 @@ def test_all_processes_stop_after_the_same_step(tiny_flags, tmp_path):
         env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
     env |= {"TORCHELASTIC_RUN_ID": "test", "WORLD_SIZE": "2"}
     ranks = [
-        start_script(script, ROOT, ROOT / "train.py", *endless, env=env | {"RANK": str(rank)})
+        start_script(
+            script,
+            ROOT,
+            ROOT / "train.py",
+            *endless,
+            env=env | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
         for rank in range(2)
     ]
     try:
@@ -343,6 +349,33 @@ def test_going_on_in_another_number_format(tiny_run, tmp_path):
     outcome = run_script("train.py", f"--out_dir={out_dir}", *more)
     assert outcome.code == 0 and "bfloat16 products" in outcome.err
     assert load_checkpoint(out_dir / "ckpt.pt")["dtype"] == "bfloat16"
+
+
+@pytest.mark.parametrize(("device", "asked"), [("cuda", "auto"), ("cpu", "bfloat16")])
+def test_resuming_keeps_the_number_format_on_the_same_kind_of_device_alone(
+    device, asked, tiny_run, tmp_path, monkeypatch
+):
+    out_dir = shutil.copytree(tiny_run, tmp_path / "run")
+    state = load_checkpoint(out_dir / "ckpt.pt")
+    assert state["device"] == "cpu"
+    save_checkpoint(out_dir / "ckpt.pt", state | {"device": device, "dtype": "bfloat16"})
+    names = []
+    monkeypatch.setattr(
+        "model.machine.pick_dtype", lambda name, device: names.append(name) or torch.float32
+    )
+    more = ["--resume", "--dtype=auto", "--max_iters=22"]
+    assert run_script("train.py", f"--out_dir={out_dir}", *more).code == 0
+    assert names == [asked]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a C++ compiler here")
+def test_compiled_it_trains_the_same_to_rounding(tiny_flags, tmp_path):
+    few = ["--max_iters=3", "--log_interval=1", "--eval_batches=1"]
+    train(tmp_path / "plain", tiny_flags, *few)
+    train(tmp_path / "compiled", tiny_flags, *few, "--compile=true")
+    for a, b in zip(metrics(tmp_path / "plain"), metrics(tmp_path / "compiled"), strict=True):
+        assert a["train_loss"] == pytest.approx(b["train_loss"], abs=1e-3)
 
 
 def test_the_end_compares_with_counting(tiny_flags, tiny_corpus, tmp_path):

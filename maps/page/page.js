@@ -885,7 +885,7 @@
       ),
     );
     return [
-      element("h4", say("cutBest"), " ", element("small", `(${say("cutDelta")})`)),
+      element("h4", say("cutBest"), " ", element("small", say("cutDeltaNote"))),
       element("ul.edges", items),
     ];
   }
