@@ -48,6 +48,7 @@ from model.generate import Engine
 from model.gpt import GPT
 from model.machine import (
     MachineError,
+    check_compiler,
     device_of_process,
     hand_back_memory,
     pick_device,
@@ -164,6 +165,8 @@ def main(argv: list[str]) -> int:
     if state and dtype == "auto" and state.get("device", kind) == kind:
         dtype = state["dtype"]  # to the last bit; on another kind of device another one is fast
     dtype = pick_dtype(dtype, device)
+    if config.compile:
+        check_compiler(device)
 
     # The model and its optimizers.
     torch.manual_seed(config.seed)

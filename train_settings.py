@@ -62,7 +62,7 @@ class TrainConfig:
     seed: int = setting(1337, "seed of the weights, the order of batches and the dropout")
     device: str = setting("auto", "cpu, cuda, mps, or auto: cuda where there is one")
     dtype: str = setting("auto", "float32, bfloat16, or auto: the faster one here")
-    compile: bool = setting(False, "compile the model first (half a minute; for long runs)")
+    compile: bool = setting(False, "compile the blocks first (up to a minute; for long runs)")
 
     def __post_init__(self) -> None:
         positive = (

@@ -80,6 +80,17 @@ def pick_dtype(name: str, device: str) -> torch.dtype:
     return torch.float32
 
 
+def check_compiler(device: str) -> None:
+    """Compile a line with torch.compile. Raises MachineError where that fails."""
+    try:
+        torch.compile(lambda x: x + 1)(torch.ones(2, device=device))
+    except Exception as error:  # of many kinds, by what is missing
+        why = str(error).partition("\n")[0]
+        raise MachineError(
+            f"torch.compile does not work here ({why}): install a C++ compiler or leave out --compile"
+        ) from None
+
+
 def set_up_memory() -> None:
     """Say what is to be kept from one step to the next; call it before the first product.
 

@@ -389,6 +389,18 @@ def test_no_compiler_is_asked_for(tiny_flags, tmp_path, monkeypatch):
     assert run_script("train.py", *tiny_flags, f"--out_dir={tmp_path}", "--max_iters=2").code == 0
 
 
+@pytest.mark.slow
+def test_without_a_compiler_compile_is_refused_in_one_line(tiny_flags, tmp_path):
+    env = {"CC": "no-such-compiler", "CXX": "no-such-compiler"}
+    out_dir = tmp_path / "run"
+    flags = [*tiny_flags, f"--out_dir={out_dir}", "--compile=true"]
+    outcome = finish(start_script("train.py", *flags, env=env))
+    assert outcome.code == 2 and outcome.out == "" and not out_dir.exists()
+    assert outcome.err.startswith("train.py: error: torch.compile does not work here (")
+    assert outcome.err.endswith("): install a C++ compiler or leave out --compile\n")
+    assert outcome.err.count("\n") == 1
+
+
 def test_paths_with_spaces_and_chinese_characters(tiny_flags, tiny_corpus, folder):
     data = shutil.copy(tiny_corpus, folder / "poems.txt")
     config = folder / "config.toml"
