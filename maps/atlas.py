@@ -56,7 +56,7 @@ KINDS = {  # name in Chinese and English
     "punctuation": ("标点", "punctuation"),
     "couplet": ("上句同位", "couplet"),
     "rhyme": ("押韵", "rhyme"),
-    "meaning": ("常同现", "meaning"),
+    "meaning": ("常同现", "often together"),
 }
 MIXED = ("混合", "mixed")
 CLEAR = 2.0  # times chance that the lower limit of a score must exceed for a name

@@ -8,10 +8,18 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 # Rows whose logits exist at once: a product of many rows is faster, its logits need more memory. A
-# third of the default batch; on a GPU, where a small product leaves most of it idle, 16 times as many.
+# third of the default batch; more on a GPU, which small products leave idle.
 CHUNK = 768
 GRAIN = 128  # fewer rows come in multiples of this, so that there are few sizes of products
 IGNORE = -1  # a target that is not predicted: padding behind the end of a shorter text
+
+
+def _chunk(rows: int, device: str) -> int:
+    """How many rows at once: off the CPU as many as make equal parts of at most 16 CHUNK, about."""
+    if device == "cpu":
+        return CHUNK
+    parts = max(1, -(-rows // (16 * CHUNK)))
+    return GRAIN * max(1, -(-rows // (parts * GRAIN)))
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -23,7 +31,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         device, ignored = x.device.type, targets == IGNORE
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
         # Whole chunks: oneDNN makes and keeps a program for each new size of a product.
-        size = CHUNK if device == "cpu" else 16 * CHUNK
+        size = _chunk(len(x), device)
         rest = -len(x) % (size if len(x) > size else GRAIN)
         xs, w = F.pad(x, (0, 0, 0, rest)).to(dtype), weight.to(dtype)
         targets = F.pad(targets.masked_fill(ignored, 0), (0, rest))

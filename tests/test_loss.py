@@ -37,6 +37,24 @@ def test_equal_in_float32(N):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=2e-5)
 
 
+@pytest.mark.parametrize("rows", [0, 1, GRAIN, 16 * CHUNK, 16 * CHUNK + 1, 32768, 10**6])
+def test_chunks_of_a_gpu_are_equal_few_and_hardly_padded(rows):
+    size = loss_module._chunk(rows, "cuda")
+    parts = max(1, -(-rows // size))
+    assert size % GRAIN == 0 and size <= 16 * CHUNK
+    assert parts == max(1, -(-rows // (16 * CHUNK)))
+    assert parts * size - rows <= parts * GRAIN
+
+
+@pytest.mark.parametrize("N", [1, GRAIN, GRAIN + 1, 15 * GRAIN, 16 * GRAIN, 16 * GRAIN + 1, 4500])
+def test_equal_in_the_chunks_of_a_gpu(N, monkeypatch):
+    chunk = loss_module._chunk
+    monkeypatch.setattr(loss_module, "CHUNK", GRAIN)
+    monkeypatch.setattr(loss_module, "_chunk", lambda rows, device: chunk(rows, "cuda"))
+    for a, b in zip(*both(*inputs(N)), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=5e-5)
+
+
 def test_equal_in_bfloat16_to_its_rounding():
     x, weight, targets = inputs()
     ours, torchs = both(x, weight, targets, torch.bfloat16)

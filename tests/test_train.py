@@ -370,10 +370,16 @@ def test_resuming_keeps_the_number_format_on_the_same_kind_of_device_alone(
 
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a C++ compiler here")
-def test_compiled_it_trains_the_same_to_rounding(tiny_flags, tmp_path):
+def test_compiled_it_trains_the_same_to_rounding(tiny_flags, tmp_path, monkeypatch):
+    asked, compile = [], torch.compile
+    monkeypatch.setattr(
+        torch, "compile", lambda f, **how: asked.append((f.__name__, how)) or compile(f, **how)
+    )
     few = ["--max_iters=3", "--log_interval=1", "--eval_batches=1"]
     train(tmp_path / "plain", tiny_flags, *few)
+    assert not asked
     train(tmp_path / "compiled", tiny_flags, *few, "--compile=true")
+    assert asked[-1] == ("hidden", {"dynamic": True})
     for a, b in zip(metrics(tmp_path / "plain"), metrics(tmp_path / "compiled"), strict=True):
         assert a["train_loss"] == pytest.approx(b["train_loss"], abs=1e-3)
 
