@@ -90,7 +90,7 @@ class TrainingLoss(nn.Module):
 
     def forward(self, idx: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Sum of the losses of a part of a batch, in nats."""
-        return self.model.lm_head.loss(self.hidden(idx).flatten(0, 1), targets.flatten())
+        return self.model.lm_head.loss(self.hidden(idx), targets)
 
 
 @torch.no_grad()

@@ -137,7 +137,8 @@ def quality(seeds: int, reference_steps: int, default: dict[str, int]) -> Rows:
         settings |= {"eval_interval": reference_steps, "extra_data": EXTRA_POEMS}
         peers_extra.append(reference(OUT / f"reference_{seed}_extra", **settings)[0])
         seconds = mean(log.total_s for log in peers)
-        for share, logs, more in ((1, equal, {}), (1, alone, {"extra_data": ""}), (10, tenth, {})):
+        regular = {"extra_data": ""}
+        for share, logs, more in ((1, equal, {}), (1, alone, regular), (10, tenth, regular)):
             steps = max(1, round(seconds / share / step_s))
             say(f"seed {seed} of {seeds}: ours in {seconds / share:.0f} s, {steps:,} steps ...")
             settings = {"max_iters": steps, "eval_interval": steps, "eval_batches": 1, "seed": seed}
@@ -184,7 +185,6 @@ def judge(
             taken(tenth),
             "",
         ),
-        # So few steps never come to the extra poems.
         ("nats below the reference then, regular poems alone for both", below(tenth), "at least 0"),
         ("ours in the reference's time, regular poems alone: time, loss", taken(alone), ""),
         ("nats below the reference, regular poems alone for both", below(alone), "at least 1.05"),

@@ -56,9 +56,9 @@ class Step:
         """Forward, backward, clip and update."""
         with torch.autocast("cpu", self.dtype, enabled=self.dtype != torch.float32):
             with self.part("forward"):
-                x = self.model.hidden(idx).flatten(0, 1)
+                x = self.model.hidden(idx)
             with self.part("output layer, loss and their gradients"):
-                loss = self.model.lm_head.loss(x, targets.flatten()) / (targets != IGNORE).sum()
+                loss = self.model.lm_head.loss(x, targets) / (targets != IGNORE).sum()
         with self.part("backward"):
             loss.backward()
         with self.part("clipping"):

@@ -173,9 +173,9 @@ class OutputLayer(nn.Module):
         return torch.cat([common, a_rare_one + which], -1)
 
     def loss(self, x: Tensor, targets: Tensor) -> Tensor:
-        """The sum of cross_entropy(forward(x), targets) for x (N, C) and targets (N,), without the
+        """The sum of cross_entropy(forward(x), targets) for x (…, C) and targets (…), without the
         logits of all rows in memory, nor of the rare characters where another one is the target."""
-        n = self.n_common
+        x, targets, n = x.flatten(0, -2), targets.flatten(), self.n_common
         loss = linear_cross_entropy(x, self.common.weight, targets.clamp(max=n))
         if self.rare is not None:
             rare = targets >= n
@@ -233,4 +233,4 @@ class GPT(nn.Module):
     def loss(self, idx: Tensor, targets: Tensor) -> Tensor:
         """The losses that `forward` takes the mean of, summed, without the logits of the whole batch
         in memory: what training uses."""
-        return self.lm_head.loss(self.hidden(idx).flatten(0, 1), targets.flatten())
+        return self.lm_head.loss(self.hidden(idx), targets)

@@ -15,7 +15,7 @@ IGNORE = -1  # a target that is not predicted: padding behind the end of a short
 
 
 def _chunk(rows: int, device: str) -> int:
-    """How many rows at once: off the CPU as many as make equal parts of at most 16 CHUNK, about."""
+    """How many rows at once: off the CPU as many as make equal parts of at most 16 CHUNK."""
     if device == "cpu":
         return CHUNK
     parts = max(1, -(-rows // (16 * CHUNK)))
@@ -45,7 +45,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
             chunk = slice(start, start + size)
             here, none = targets[chunk, None], ignored[chunk, None]
             p.copy_(torch.mm(xs[chunk], w.T, out=logits))
-            p = torch.softmax(p, -1, out=p if device != "mps" else None)  # not in place there
+            # In place, but where torch does not say that its kernel may write over its input.
+            p = torch.softmax(p, -1, out=p if device != "mps" else None)
             at_target = p.gather(1, here)
             # A probability that underflows would cost infinitely much: 1e-38 costs 87 nats.
             losses = -at_target.clamp(min=torch.finfo(torch.float32).tiny).log()
